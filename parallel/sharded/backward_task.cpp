@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/group_monitor.h>
 #include <ddp/internal/repeated_call.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -221,7 +222,9 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  unit.gradients().reduce(model_.reduce_groups(), model_.packed_memory(unit.gradients()));
+  unit.gradients().reduce(
+      model_.reduce_groups(), model_.packed_memory(unit.gradients()),
+      static_cast<int64_t>(unit.index) + 1);
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
@@ -254,6 +257,7 @@ void BackwardTask::finish() {
     if (reduces && !unit.gradients().is_reduced()) reduce(unit);
   }
   finish_reduction();
+  check_reduced_alike();
   const bool runs_root = std::any_of(
       walks_.begin(), walks_.end(), [](const Walk& walk) { return walk.pass->root == 0; });
   if (reduces && runs_root) model_.broadcast_buffers();
@@ -266,6 +270,24 @@ void BackwardTask::finish() {
     if (!unit->stays_whole) unit->reshard();
   }
   trim_blocks();
+}
+
+// Ranks whose forwards ran other units, of equal size, reduce them in other orders.
+void BackwardTask::check_reduced_alike() {
+  const auto& groups = model_.reduce_groups();
+  for (const auto& unit : model_.units()) {
+    if (unit->gradients().read_notes(groups)) continue;
+    monitor_of(groups.shard)
+        ->abort_on_error(
+            [&] { return "reducing " + unit->name(); },
+            [&] {
+              DDP_CHECK(
+                  false,
+                  "FullyShardedDataParallel: expected every rank to run the same units in the same "
+                  "order, got a sum of ",
+                  unit->name(), " and others. Run it on all ranks and mask its result.");
+            });
+  }
 }
 
 void BackwardTask::fail() noexcept {

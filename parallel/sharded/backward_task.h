@@ -61,6 +61,7 @@ class BackwardTask {
   void reduce_ready();
   void reduce(ShardedUnit& unit);
   void finish_reduction();
+  void check_reduced_alike();
   bool accumulates() const;
   /// Whether the forward passes so far have no reduction.
   bool accumulates_whole() const;

@@ -105,7 +105,7 @@ bool UnitGradients::is_complete() const {
 }
 
 int64_t UnitGradients::slice_numel() const {
-  auto numel = static_cast<int64_t>(slots_.size());
+  auto numel = notes_numel();
   for (const auto& segment : segments_) numel += segment.layout().shard_numel;
   return numel;
 }
@@ -129,10 +129,11 @@ void UnitGradients::pack(at::Tensor& packed) {
     slot.kept.reset();
     slot.marker.reset();
   }
-  const auto flags = at::zeros({static_cast<int64_t>(slots_.size())});
+  const auto notes = at::zeros({notes_numel()});
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) flags.data_ptr<float>()[i] = 1;
+    if (gradients[i].defined()) notes.data_ptr<float>()[i] = 1;
   }
+  notes.data_ptr<float>()[slots_.size()] = static_cast<float>(number_);
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = packed.narrow(0, rank * slice, slice);
     size_t first = 0;
@@ -156,7 +157,7 @@ void UnitGradients::pack(at::Tensor& packed) {
       begin += shard_numel;
       first += segment.parameters().size();
     }
-    part.narrow(0, begin, flags.numel()).copy_(flags);
+    part.narrow(0, begin, notes.numel()).copy_(notes);
   }
 }
 
@@ -175,9 +176,10 @@ at::TensorOptions UnitGradients::packed_options() const {
   return at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
 }
 
-void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
+void UnitGradients::reduce(const Groups& groups, at::Tensor packed, int64_t number) {
   const c10::NoGradGuard no_grad;
   is_reduced_ = true;
+  number_ = number;
   sum_ = empty_block(slice_numel(), packed_options(), OnFree::kReturn);
   const auto ranks = groups.shard->getSize();
   auto& target = ranks == 1 ? sum_ : packed;
@@ -199,17 +201,22 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   }
   const auto divisor =
       static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
-  const auto numel = slice_numel() - static_cast<int64_t>(slots_.size());
+  const auto numel = slice_numel() - notes_numel();
   if (divisor != 1) sum_.narrow(0, 0, numel).div_(divisor);
+}
+
+bool UnitGradients::read_notes(const Groups& groups) {
+  if (!sum_.defined()) return true;
+  const auto numel = notes_numel();
+  notes_ = sum_.narrow(0, slice_numel() - numel, numel).to(at::kCPU, at::kFloat);
+  // 16 bits do not have the sum of all numbers.
+  if (c10::elementSize(reduce_dtype_) < sizeof(float)) return true;
+  return notes_.data_ptr<float>()[slots_.size()] == static_cast<float>(number_ * ranks_of(groups));
 }
 
 void UnitGradients::add_to_shards() {
   if (!sum_.defined()) return;
   const c10::NoGradGuard no_grad;
-  const auto flags = sum_.narrow(
-                             0, slice_numel() - static_cast<int64_t>(slots_.size()),
-                             static_cast<int64_t>(slots_.size()))
-                         .to(at::kCPU, at::kFloat);
   int64_t begin = 0;
   size_t i = 0;
   for (const auto& segment : segments_) {
@@ -217,7 +224,7 @@ void UnitGradients::add_to_shards() {
       auto& slot = slots_[i];
       auto& grad = segment.parameters()[s].mutable_grad();
       grad = std::exchange(slot.before, {});
-      if (flags.data_ptr<float>()[i] == 0) continue;
+      if (notes_.data_ptr<float>()[i] == 0) continue;
       auto part = segment.piece(s, sum_, begin);
       if (grad.defined()) {
         grad.add_(part);

@@ -47,9 +47,10 @@ class UnitGradients {
   /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
   ///
   /// \param packed  memory; free again after finish_reduction().
+  /// \param number  of the unit, the same on all ranks.
   ///
   /// Collective: yes. Blocks: no.
-  void reduce(const Groups& groups, at::Tensor packed);
+  void reduce(const Groups& groups, at::Tensor packed, int64_t number);
   /// Waits for the sum, and sums over the ranks with the same shards.
   ///
   /// Collective: over these ranks.
@@ -57,7 +58,12 @@ class UnitGradients {
   /// The bytes that this rank gave to reduce().
   int64_t reduced_bytes() const;
 
-  /// Ends the pass: adds the sums to `.grad`.
+  /// Reads which parameters got a gradient.
+  ///
+  /// \return  whether all ranks gave gradients of the same unit, as far as the sum tells; one of
+  ///         ranks that did not finds out.
+  bool read_notes(const Groups& groups);
+  /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
   /// Ends a pass without reduction: keeps the whole gradients for the next one.
   void keep_whole();
@@ -83,6 +89,8 @@ class UnitGradients {
 
   void begin_slot(Slot& slot);
   void fold(Slot& slot);
+  /// Beside the gradients: whether there is one, for each parameter, and the unit's number.
+  int64_t notes_numel() const { return static_cast<int64_t>(slots_.size()) + 1; }
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
   const at::Tensor& parameter_of(const Slot& slot) const;
@@ -92,7 +100,9 @@ class UnitGradients {
   std::vector<Slot> slots_;
   bool is_reduced_ = false;
   at::Tensor packed_;  // during a reduction
-  at::Tensor sum_;     // of this rank's shards, followed by one flag a parameter
+  at::Tensor sum_;     // of this rank's shards, and after them of the notes
+  at::Tensor notes_;   // of the last sum, on the CPU
+  int64_t number_ = 0;
   c10::intrusive_ptr<c10d::Work> reduction_;
 };
 

@@ -339,8 +339,9 @@ TEST_CASE(
         const auto on_begin = [&](const Call& call) {
           if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
           if (!(has_written = scene.comes("the reduction of rank 0"))) return;
-          // Of rank 1's slice, which ends with a number that says that there is a gradient.
-          of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + 1, 8).fill_(7);
+          // Of rank 1's slice. After rank 0's lie two numbers: that there is a gradient, and the
+          // unit's.
+          of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + 2, 8).fill_(7);
         };
         const auto on_end = [&](const Call& call) {
           if (call.kind != Call::Kind::Reduction || self.rank == 1) return;

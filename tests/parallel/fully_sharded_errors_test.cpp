@@ -251,3 +251,40 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
     CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
   }
 }
+
+TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        // Units of equal size, whose gathers and reductions fit to each other.
+        struct Three : torch::nn::Module {
+          explicit Three(const FullyShardedOptions& options) {
+            for (const char* name : {"one", "two", "three"}) {
+              units.push_back(register_module(
+                  name,
+                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(4, 4), options)));
+            }
+          }
+          at::Tensor forward(at::Tensor x) {
+            for (size_t i = 0; i < units.size(); ++i) {
+              if (i != left_out) x = units[i]->forward(x);
+            }
+            return x;
+          }
+          size_t left_out = 3;
+          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
+        };
+        const auto net = std::make_shared<Three>(over(self));
+        FullyShardedDataParallel model(net, over(self));
+        for (int step = 0; step < 5; ++step) {
+          if (step == 3 && self.rank == 1) net->left_out = 1;
+          model->forward(torch::ones({1, 4})).sum().backward();
+        }
+      },
+      kLongTimeout);
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("reducing one failed on rank 1 of 2") &&
+                   ContainsText("the same units in the same order, got a sum of one and others"));
+  }
+}
