@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -275,17 +277,28 @@ void BackwardTask::finish() {
 // Ranks whose forwards ran other units, of equal size, reduce them in other orders.
 void BackwardTask::check_reduced_alike() {
   const auto& groups = model_.reduce_groups();
+  const auto units = static_cast<int64_t>(model_.units().size());
+  std::vector<std::optional<int64_t>> of_others;
   for (const auto& unit : model_.units()) {
-    if (unit->gradients().read_notes(groups)) continue;
+    of_others.push_back(unit->gradients().read_notes(groups));
+  }
+  for (const auto index : order_) {  // the first difference shows what one of the ranks left out
+    const auto number = of_others[index];
+    if (!number) continue;
+    const auto& name = model_.unit(index).name();
+    const bool is_known = *number > 0 && *number <= units;
+    const auto other =
+        is_known ? model_.unit(static_cast<size_t>(*number) - 1).name() : "several units";
     monitor_of(groups.shard)
         ->abort_on_error(
-            [&] { return "reducing " + unit->name(); },
+            [&] { return "reducing " + name; },
             [&] {
               DDP_CHECK(
                   false,
                   "FullyShardedDataParallel: expected every rank to run the same units in the same "
-                  "order, got a sum of ",
-                  unit->name(), " and others. Run it on all ranks and mask its result.");
+                  "order, got gradients of ",
+                  name, " ", on_rank_text(*groups.shard), " and of ", other,
+                  " on others. Run both on all ranks, and mask the result of one.");
             });
   }
 }

@@ -1,4 +1,5 @@
 #include "sharded/sharded_model.h"
+#include "sharded/error_context.h"
 
 #include <algorithm>
 #include <set>
@@ -149,7 +150,11 @@ bool ShardedModel::has_several_graphs() {
   const auto options = at::dtype(at::kLong).device(carrier_device(*group));
   auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, options);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
-  if (group->getSize() > 1) all_reduce(several, c10d::ReduceOp::MAX, group);
+  if (group->getSize() > 1) {
+    with_context("was beginning to reduce gradients", group, [&] {
+      all_reduce(several, c10d::ReduceOp::MAX, group);
+    });
+  }
   return several.item<int64_t>() == 1;
 }
 
@@ -257,9 +262,7 @@ void ShardedModel::compare_modes() {
     agree(kind, gather_group_, "comparing the ranks' kinds of forward", describe_kinds);
   } catch (c10::DistBackendError& error) {
     // Others gather, for one more batch of the kind before.
-    error.add_context(ddp::str(
-        "FullyShardedDataParallel was beginning ", kind, " ", on_rank_text(*gather_group_),
-        ". All ranks run the same units, in as many batches: ddp::equal_batches()."));
+    add_context(error, "was beginning " + kind, gather_group_);
     throw;
   }
 }
@@ -271,7 +274,10 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   const auto mine = fnv1a(joined_by("\n", names));
   const auto options = at::dtype(at::kLong).device(carrier_device(*gather_group_));
   auto hashes = at::empty({gather_group_->getSize()}, options);
-  all_gather_into_tensor(hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
+  with_context("was comparing the units of forward", gather_group_, [&] {
+    all_gather_into_tensor(
+        hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
+  });
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
   agree(
       joined_by("\n", names), gather_group_, "comparing the units of forward",
@@ -301,7 +307,9 @@ void ShardedModel::broadcast_buffers() {
     if (!group) continue;
     TensorBroadcast broadcast(Arrival::InCopy);
     broadcast.start(buffers, /*source=*/0, *group);
-    broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
+    with_context("was broadcasting buffers", group, [&] {
+      broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
+    });
   }
 }
 

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "sharded/error_context.h"
 #include "sharded/own_group.h"
 #include "sharded/sharded_model.h"
 
@@ -220,9 +221,7 @@ void ShardedUnit::end_gather() {
   try {
     for (auto& segment : segments_) segment.end_gather();
   } catch (c10::DistBackendError& error) {
-    error.add_context(ddp::str(
-        "FullyShardedDataParallel was gathering ", name(), " ", on_rank_text(*groups_.shard),
-        ". All ranks run the same units, in as many batches: ddp::equal_batches()."));
+    add_context(error, "was gathering " + name(), groups_.shard);
     throw;
   }
 }

@@ -205,13 +205,17 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   if (divisor != 1) sum_.narrow(0, 0, numel).div_(divisor);
 }
 
-bool UnitGradients::read_notes(const Groups& groups) {
-  if (!sum_.defined()) return true;
+std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
+  if (!sum_.defined()) return std::nullopt;
   const auto numel = notes_numel();
   notes_ = sum_.narrow(0, slice_numel() - numel, numel).to(at::kCPU, at::kFloat);
   // 16 bits do not have the sum of all numbers.
-  if (c10::elementSize(reduce_dtype_) < sizeof(float)) return true;
-  return notes_.data_ptr<float>()[slots_.size()] == static_cast<float>(number_ * ranks_of(groups));
+  if (c10::elementSize(reduce_dtype_) < sizeof(float)) return std::nullopt;
+  const auto sum = static_cast<int64_t>(notes_.data_ptr<float>()[slots_.size()]);
+  const auto others = ranks_of(groups) - 1;
+  const auto given = sum - number_;
+  if (given == number_ * others) return std::nullopt;
+  return given % others == 0 ? given / others : 0;
 }
 
 void UnitGradients::add_to_shards() {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -60,9 +61,10 @@ class UnitGradients {
 
   /// Reads which parameters got a gradient.
   ///
-  /// \return  whether all ranks gave gradients of the same unit, as far as the sum tells; one of
-  ///         ranks that did not finds out.
-  bool read_notes(const Groups& groups);
+  /// \return  nothing where all ranks gave gradients of the same unit, as far as the sum tells; one
+  ///         of ranks that did not finds out. Else the number of the unit that the others gave, or
+  ///         0 where they gave several.
+  std::optional<int64_t> read_notes(const Groups& groups);
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
   /// Ends a pass without reduction: keeps the whole gradients for the next one.

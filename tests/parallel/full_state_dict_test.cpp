@@ -515,10 +515,10 @@ TEST_CASE("other ranks need memory for one parameter", "[parallel][full_state][r
         [&] { ddp::load_full_state_dict(layers, folder.file("a.safetensors"), self.group); });
     return all;
   })[0];
-  // Some messages may still be held by a backend.
-  CHECK(peaks.gather >= kLayers * kBytes);
+  // A backend may still hold some messages, or free those of before.
+  CHECK(peaks.gather >= (kLayers - 2) * kBytes);
   CHECK(peaks.gather <= (kLayers + 3) * kBytes);
   CHECK(peaks.load_dict <= 4 * kBytes);
-  CHECK(peaks.load_file >= kLayers * kBytes);
+  CHECK(peaks.load_file >= (kLayers - 2) * kBytes);
   CHECK(peaks.load_file <= (kLayers + 1) * kBytes);
 }

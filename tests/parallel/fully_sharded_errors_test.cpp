@@ -203,6 +203,8 @@ TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
       },
       kLongTimeout);
   CHECK_THAT(errors[0], ContainsText("rank 1"));
+  CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was "));
+  CHECK_THAT(errors[0], !ContainsText("equal_batches"));  // the ranks did the same
 }
 
 TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
@@ -253,9 +255,13 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
 }
 
 TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
+  // The step, and the unit: in a step whose orders the ranks compare, others say what they do.
+  const auto [at_step, left_out] =
+      GENERATE(std::pair(3, size_t{1}), std::pair(0, size_t{2}), std::pair(3, size_t{2}));
+  CAPTURE(at_step, left_out);
   const auto errors = errors_of_ranks(
       2,
-      [](const Rank& self) {
+      [at_step = at_step, left_out = left_out](const Rank& self) {
         // Units of equal size, whose gathers and reductions fit to each other.
         struct Three : torch::nn::Module {
           explicit Three(const FullyShardedOptions& options) {
@@ -277,14 +283,24 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
         const auto net = std::make_shared<Three>(over(self));
         FullyShardedDataParallel model(net, over(self));
         for (int step = 0; step < 5; ++step) {
-          if (step == 3 && self.rank == 1) net->left_out = 1;
+          if (step == at_step && self.rank == 1) net->left_out = left_out;
           model->forward(torch::ones({1, 4})).sum().backward();
         }
       },
       kLongTimeout);
+  if (at_step == 0) {
+    CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was gathering three on rank 0"));
+    CHECK_THAT(errors[1], ContainsText("FullyShardedDataParallel was comparing the units"));
+    for (const auto& error : errors) CHECK_THAT(error, ContainsText("equal_batches()"));
+    return;
+  }
+  const std::string names[] = {"one", "two", "three"};
+  const auto& name = names[left_out];
+  const auto& next = names[left_out - 1];
   for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("the same units in the same order, got gradients of "));
     CHECK_THAT(
-        error, ContainsText("reducing one failed on rank 1 of 2") &&
-                   ContainsText("the same units in the same order, got a sum of one and others"));
+        error, ContainsText("of " + name + " on rank 0 of 2 and of " + next + " on others") ||
+                   ContainsText("of " + next + " on rank 1 of 2 and of " + name + " on others"));
   }
 }

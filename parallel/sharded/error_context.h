@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// Adds what a sharded model did to an error of a collective, for its text knows neither units nor
+/// passes; and what to do, where ranks did different things.
+///
+/// \param doing  "was gathering layers.0".
+void add_context(c10::DistBackendError& error, const std::string& doing, const ProcessGroup& group);
+
+/// Runs `body`, to whose errors it adds `doing`.
+template <typename Body>
+auto with_context(const char* doing, const ProcessGroup& group, const Body& body) {
+  try {
+    return body();
+  } catch (c10::DistBackendError& error) {
+    add_context(error, doing, group);
+    throw;
+  }
+}
+
+}  // namespace ddp
