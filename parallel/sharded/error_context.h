@@ -10,7 +10,7 @@ namespace ddp {
 /// Adds what a sharded model did to an error of a collective, for its text knows neither units nor
 /// passes; and what to do, where ranks did different things.
 ///
-/// \param doing  "was gathering layers.0".
+/// \param doing  "FullyShardedDataParallel was gathering layers.0".
 void add_context(c10::DistBackendError& error, const std::string& doing, const ProcessGroup& group);
 
 /// Runs `body`, to whose errors it adds `doing`.

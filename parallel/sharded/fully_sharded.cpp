@@ -16,9 +16,9 @@
 
 #include "sharded/archive_dtypes.h"
 #include "sharded/block_pool.h"
+#include "sharded/passes/unit_nodes.h"
 #include "sharded/sharded_model.h"
 #include "sharded/sharded_parameters.h"
-#include "sharded/unit_nodes.h"
 
 namespace ddp {
 namespace {

@@ -22,10 +22,10 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "sharded/backward_task.h"
 #include "sharded/block_pool.h"
 #include "sharded/own_group.h"
-#include "sharded/unit_nodes.h"
+#include "sharded/passes/backward_task.h"
+#include "sharded/passes/unit_nodes.h"
 
 namespace ddp {
 namespace {
@@ -151,7 +151,7 @@ bool ShardedModel::has_several_graphs() {
   auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, options);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
   if (group->getSize() > 1) {
-    with_context("was beginning to reduce gradients", group, [&] {
+    with_context("FullyShardedDataParallel was beginning to reduce gradients", group, [&] {
       all_reduce(several, c10d::ReduceOp::MAX, group);
     });
   }
@@ -262,7 +262,7 @@ void ShardedModel::compare_modes() {
     agree(kind, gather_group_, "comparing the ranks' kinds of forward", describe_kinds);
   } catch (c10::DistBackendError& error) {
     // Others gather, for one more batch of the kind before.
-    add_context(error, "was beginning " + kind, gather_group_);
+    add_context(error, "FullyShardedDataParallel was beginning " + kind, gather_group_);
     throw;
   }
 }
@@ -274,7 +274,7 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   const auto mine = fnv1a(joined_by("\n", names));
   const auto options = at::dtype(at::kLong).device(carrier_device(*gather_group_));
   auto hashes = at::empty({gather_group_->getSize()}, options);
-  with_context("was comparing the units of forward", gather_group_, [&] {
+  with_context("FullyShardedDataParallel was comparing the units of forward", gather_group_, [&] {
     all_gather_into_tensor(
         hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
   });
@@ -307,7 +307,7 @@ void ShardedModel::broadcast_buffers() {
     if (!group) continue;
     TensorBroadcast broadcast(Arrival::InCopy);
     broadcast.start(buffers, /*source=*/0, *group);
-    with_context("was broadcasting buffers", group, [&] {
+    with_context("FullyShardedDataParallel was broadcasting buffers", group, [&] {
       broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
     });
   }

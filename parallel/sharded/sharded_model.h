@@ -10,7 +10,7 @@
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
-#include "sharded/pass_order.h"
+#include "sharded/passes/pass_order.h"
 #include "sharded/sharded_unit.h"
 
 namespace ddp {

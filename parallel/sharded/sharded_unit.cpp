@@ -221,7 +221,7 @@ void ShardedUnit::end_gather() {
   try {
     for (auto& segment : segments_) segment.end_gather();
   } catch (c10::DistBackendError& error) {
-    add_context(error, "was gathering " + name(), groups_.shard);
+    add_context(error, "FullyShardedDataParallel was gathering " + name(), groups_.shard);
     throw;
   }
 }

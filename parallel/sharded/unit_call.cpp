@@ -10,8 +10,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/rank_text.h>
 
+#include "sharded/passes/unit_nodes.h"
 #include "sharded/sharded_model.h"
-#include "sharded/unit_nodes.h"
 
 namespace ddp::detail {
 

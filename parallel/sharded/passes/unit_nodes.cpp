@@ -1,4 +1,4 @@
-#include "sharded/unit_nodes.h"
+#include "sharded/passes/unit_nodes.h"
 
 #include <algorithm>
 #include <unordered_set>

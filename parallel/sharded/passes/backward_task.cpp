@@ -1,4 +1,4 @@
-#include "sharded/backward_task.h"
+#include "sharded/passes/backward_task.h"
 
 #include <algorithm>
 #include <limits>

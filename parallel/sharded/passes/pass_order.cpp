@@ -1,4 +1,4 @@
-#include "sharded/pass_order.h"
+#include "sharded/passes/pass_order.h"
 
 #include <algorithm>
 
