@@ -13,13 +13,13 @@ namespace ddp {
 /// \param doing  "FullyShardedDataParallel was gathering layers.0".
 void add_context(c10::DistBackendError& error, const std::string& doing, const ProcessGroup& group);
 
-/// Runs `body`, to whose errors it adds `doing`.
-template <typename Body>
-auto with_context(const char* doing, const ProcessGroup& group, const Body& body) {
+/// Runs `body`, to whose errors it adds what `doing` returns.
+template <typename Doing, typename Body>
+void with_context(const Doing& doing, const ProcessGroup& group, const Body& body) {
   try {
-    return body();
+    body();
   } catch (c10::DistBackendError& error) {
-    add_context(error, doing, group);
+    add_context(error, doing(), group);
     throw;
   }
 }

@@ -1,5 +1,4 @@
 #include "sharded/sharded_model.h"
-#include "sharded/error_context.h"
 
 #include <algorithm>
 #include <set>
@@ -23,6 +22,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "sharded/block_pool.h"
+#include "sharded/error_context.h"
 #include "sharded/own_group.h"
 #include "sharded/passes/backward_task.h"
 #include "sharded/passes/unit_nodes.h"
@@ -151,9 +151,8 @@ bool ShardedModel::has_several_graphs() {
   auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, options);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
   if (group->getSize() > 1) {
-    with_context("FullyShardedDataParallel was beginning to reduce gradients", group, [&] {
-      all_reduce(several, c10d::ReduceOp::MAX, group);
-    });
+    const auto doing = [] { return "FullyShardedDataParallel was beginning to reduce gradients"; };
+    with_context(doing, group, [&] { all_reduce(several, c10d::ReduceOp::MAX, group); });
   }
   return several.item<int64_t>() == 1;
 }
@@ -258,13 +257,11 @@ void ShardedModel::compare_modes() {
   const bool trains = c10::GradMode::is_enabled();
   if (gather_group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
   const std::string kind = trains ? "training" : "evaluation";
-  try {
+  // Where this fails, others gather, for one more batch of the kind before.
+  const auto doing = [&] { return "FullyShardedDataParallel was beginning " + kind; };
+  with_context(doing, gather_group_, [&] {
     agree(kind, gather_group_, "comparing the ranks' kinds of forward", describe_kinds);
-  } catch (c10::DistBackendError& error) {
-    // Others gather, for one more batch of the kind before.
-    add_context(error, "FullyShardedDataParallel was beginning " + kind, gather_group_);
-    throw;
-  }
+  });
 }
 
 void ShardedModel::compare_orders(const ForwardPass& pass) {
@@ -274,7 +271,8 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   const auto mine = fnv1a(joined_by("\n", names));
   const auto options = at::dtype(at::kLong).device(carrier_device(*gather_group_));
   auto hashes = at::empty({gather_group_->getSize()}, options);
-  with_context("FullyShardedDataParallel was comparing the units of forward", gather_group_, [&] {
+  const auto doing = [] { return "FullyShardedDataParallel was comparing the units of forward"; };
+  with_context(doing, gather_group_, [&] {
     all_gather_into_tensor(
         hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
   });
@@ -307,7 +305,8 @@ void ShardedModel::broadcast_buffers() {
     if (!group) continue;
     TensorBroadcast broadcast(Arrival::InCopy);
     broadcast.start(buffers, /*source=*/0, *group);
-    with_context("FullyShardedDataParallel was broadcasting buffers", group, [&] {
+    const auto doing = [] { return "FullyShardedDataParallel was broadcasting buffers"; };
+    with_context(doing, group, [&] {
       broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
     });
   }

@@ -218,12 +218,10 @@ void ShardedUnit::make_whole() {
 }
 
 void ShardedUnit::end_gather() {
-  try {
+  const auto doing = [&] { return "FullyShardedDataParallel was gathering " + name(); };
+  with_context(doing, groups_.shard, [&] {
     for (auto& segment : segments_) segment.end_gather();
-  } catch (c10::DistBackendError& error) {
-    add_context(error, "FullyShardedDataParallel was gathering " + name(), groups_.shard);
-    throw;
-  }
+  });
 }
 
 void ShardedUnit::release() {
