@@ -14,12 +14,17 @@ import time
 twin = os.environ.get("DDP_TWIN", "")
 
 
+def say(line):
+    """Writes a line at once: print() may write its end apart, after another process's line."""
+    os.write(1, f"{line}\n".encode())
+
+
 def launch():
     command = sys.argv[sys.argv.index("--") + 1 :]
     ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(r)}) for r in range(3)]
     for rank, process in enumerate(ranks):
         if process.wait() == 3 and twin != "launcher that names nobody":
-            print(f"ddprun: rank {rank} (pid {process.pid}) exited with code 3", flush=True)
+            say(f"ddprun: rank {rank} (pid {process.pid}) exited with code 3")
     return 0 if twin == "launcher that returns 0" else 3
 
 
@@ -35,7 +40,7 @@ def run_rank():
         if twin == "stray process":
             subprocess.Popen(["sleep", "60"], start_new_session=True)
         if twin != "no fault":
-            print(f"rank {rank} strikes at {now} ms", flush=True)
+            say(f"rank {rank} strikes at {now} ms")
         struck.mkdir()
         return 3
     if twin == "survivor that hangs":
@@ -45,8 +50,8 @@ def run_rank():
     who = "a peer" if twin == "survivor that names nobody" else f"rank {victim} of 3"
     where = "something" if twin == "survivor that does not say where" else "reducing bucket 0 of 1"
     if twin != "survivor that does not throw":
-        print(f"rank {rank} learned at {now + 100} ms: {where} failed: {who} has ended", flush=True)
-    print(f"rank {rank} left at {now + 200} ms", flush=True)
+        say(f"rank {rank} learned at {now + 100} ms: {where} failed: {who} has ended")
+    say(f"rank {rank} left at {now + 200} ms")
     return 0 if twin == "survivor that ends with 0" else 1
 
 
