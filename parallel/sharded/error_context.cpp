@@ -11,7 +11,7 @@ void add_context(
   const bool ranks_differ = text.find("expected every rank to call the same") != text.npos ||
                             text.find("deadlock: ") != text.npos;
   error.add_context(
-      str("FullyShardedDataParallel ", doing, " ", on_rank_text(*group), ".",
+      str(doing, " ", on_rank_text(*group), ".",
           ranks_differ ? " All ranks run the same units, in as many batches: ddp::equal_batches()."
                        : ""));
 }

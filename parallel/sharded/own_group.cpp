@@ -15,40 +15,62 @@
 namespace ddp {
 namespace {
 
-using WeakGroup = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
 using Key = std::pair<const void*, OwnOrder>;
 
+struct Entry {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  int64_t requests = 0;
+};
+
 std::mutex mutex;
-std::map<Key, WeakGroup>& own_groups() {
-  static std::map<Key, WeakGroup> groups;
+std::map<Key, Entry>& own_groups() {
+  static std::map<Key, Entry> groups;
   return groups;
 }
 
-ProcessGroup known_group(const Key& key) {
+OwnGroup known_group(const Key& key) {
   const std::lock_guard lock(mutex);
   const auto found = own_groups().find(key);
-  return found == own_groups().end() ? ProcessGroup() : found->second.lock();
+  if (found == own_groups().end()) return {};
+  return {found->second.group.lock(), found->second.requests};
+}
+
+void keep(const Key& key, const OwnGroup& own) {
+  const std::lock_guard lock(mutex);
+  auto& groups = own_groups();
+  for (auto at = groups.begin(); at != groups.end();) {
+    at = at->second.group.expired() ? groups.erase(at) : std::next(at);
+  }
+  groups.insert_or_assign(
+      key, Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(own.group), own.number});
+}
+
+ProcessGroup made_group(const ProcessGroup& group) {
+  std::vector<int> ranks(static_cast<size_t>(group->getSize()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return new_group(ranks, group);
 }
 
 }  // namespace
 
-ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
-  if (!group || group->getSize() == 1) return group;
+OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
+  if (!group) return {};
   const Key key(group.get(), order);
-  auto known = known_group(key);
-  // Another rank may have dropped its last model.
-  auto all_know = at::full({1}, known ? 1 : 0, at::dtype(at::kLong).device(carrier_device(*group)));
-  all_reduce(all_know, c10d::ReduceOp::MIN, group);
-  if (all_know.item<int64_t>() == 1) return known;
-  std::vector<int> ranks(static_cast<size_t>(group->getSize()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  auto own = new_group(ranks, group);
-  const std::lock_guard lock(mutex);
-  auto& groups = own_groups();
-  for (auto at = groups.begin(); at != groups.end();) {
-    at = at->second.expired() ? groups.erase(at) : std::next(at);
+  auto own = known_group(key);
+  if (group->getSize() == 1) {
+    own.group = group;
+  } else {
+    // Another rank may have dropped its last model.
+    auto news = at::tensor(
+        {int64_t{own.group ? 0 : 1}, own.number},
+        at::dtype(at::kLong).device(carrier_device(*group)));
+    all_reduce(news, c10d::ReduceOp::MAX, group);
+    news = news.cpu();
+    own.number = news[1].item<int64_t>();
+    if (news[0].item<int64_t>() == 1) own = {made_group(group), 0};
   }
-  groups.insert_or_assign(key, WeakGroup(own));
+  ++own.number;
+  keep(key, own);
   return own;
 }
 

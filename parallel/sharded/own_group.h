@@ -1,11 +1,18 @@
 #pragma once
 
+#include <cstdint>
+
 #include <ddp/process_group.h>
 
 namespace ddp {
 
 /// Collectives of sharded models that have an order of their own.
 enum class OwnOrder { Gathers, Reductions };
+
+struct OwnGroup {
+  ProcessGroup group;
+  int64_t number = 0;  ///< of the requests for it, from 1, the same on all ranks
+};
 
 /// A group of the same ranks for these collectives alone: neither the other ones' order nor that of
 /// the program's collectives can differ from theirs between ranks. All who ask for it while it is
@@ -14,6 +21,6 @@ enum class OwnOrder { Gathers, Reductions };
 /// \param group  null: returns null.
 ///
 /// Collective: yes. Blocks: host.
-ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order);
+OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order);
 
 }  // namespace ddp

@@ -68,8 +68,8 @@ ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
     : prefetch_(prefetch),
       gather_group_(root.gather_group()),
       reduce_groups_{
-          own_group_of(root.groups().shard, OwnOrder::Reductions),
-          own_group_of(root.groups().replicate, OwnOrder::Reductions)} {}
+          own_group_of(root.groups().shard, OwnOrder::Reductions).group,
+          own_group_of(root.groups().replicate, OwnOrder::Reductions).group} {}
 
 ShardedModel::~ShardedModel() { trim_blocks(); }
 

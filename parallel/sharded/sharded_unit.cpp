@@ -60,6 +60,7 @@ class ShardedUnit::BeforeGradient : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override {
     if (const auto unit = unit_.lock()) {
       unit->check_takes_gradients();
+      unit->check_is_untouched(i_);
       unit->model()->before_gradient();
       unit->gradients_->before_accumulate(i_);
     }
@@ -97,7 +98,9 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
-  gather_group_ = own_group_of(groups_.shard, OwnOrder::Gathers);
+  const auto own = own_group_of(groups_.shard, OwnOrder::Gathers);
+  gather_group_ = own.group;
+  number_ = own.number;
   group_into_segments(options);
 }
 
@@ -161,14 +164,26 @@ void ShardedUnit::check_takes_gradients() const {
       on_rank_text(*groups_.shard), ". Run its backward before they end.");
 }
 
+std::string ShardedUnit::text_of_parameter(size_t i) const {
+  const auto at = std::find(places_.begin(), places_.end(), i) - places_.begin();
+  return whole_layouts_[static_cast<size_t>(at)].name + " in " + name();
+}
+
+void ShardedUnit::check_is_untouched(size_t i) const {
+  DDP_CHECK(
+      !gradients_->is_changed(i),
+      "FullyShardedDataParallel: expected .grad as a pass of no_sync() left it, or zeros, got that "
+      "of ",
+      text_of_parameter(i), " changed in place ", on_rank_text(*groups_.shard),
+      ". Change it after a backward outside no_sync(), which adds what these passes kept.");
+}
+
 void ShardedUnit::check_is_dense(size_t i) const {
   const auto& gradient = gradients_->parameter(i).grad();
-  if (!gradient.defined() || gradient.layout() == at::kStrided) return;
-  const auto at = std::find(places_.begin(), places_.end(), i) - places_.begin();
   DDP_CHECK_VALUE(
-      false, "FullyShardedDataParallel: expected dense gradients, got a ", gradient.layout(),
-      " one of ", whole_layouts_[static_cast<size_t>(at)].name, " in ", name(), " ",
-      on_rank_text(*groups_.shard), ". Name it in ignored_parameters.");
+      !gradient.defined() || gradient.layout() == at::kStrided,
+      "FullyShardedDataParallel: expected dense gradients, got a ", gradient.layout(), " one of ",
+      text_of_parameter(i), " ", on_rank_text(*groups_.shard), ". Name it in ignored_parameters.");
 }
 
 std::vector<ParameterLayout> ShardedUnit::layouts() const {
@@ -199,8 +214,12 @@ c10::Device ShardedUnit::device() const {
 
 void ShardedUnit::begin_gather() {
   if (memory_ != Memory::Free) return;
-  for (auto& segment : segments_) {
-    segment.begin_gather();
+  with_context(
+      [&] { return gathering_text(); }, groups_.shard,
+      [&] {
+        for (auto& segment : segments_) segment.begin_gather();
+      });
+  for (const auto& segment : segments_) {
     stats.bytes += segment.layout().numel() * static_cast<int64_t>(segment.element_size());
   }
   memory_ = Memory::Filling;
@@ -217,11 +236,16 @@ void ShardedUnit::make_whole() {
   for (auto& segment : segments_) segment.point_at_whole();
 }
 
+std::string ShardedUnit::gathering_text() const {
+  return "FullyShardedDataParallel was gathering " + name();
+}
+
 void ShardedUnit::end_gather() {
-  const auto doing = [&] { return "FullyShardedDataParallel was gathering " + name(); };
-  with_context(doing, groups_.shard, [&] {
-    for (auto& segment : segments_) segment.end_gather();
-  });
+  with_context(
+      [&] { return gathering_text(); }, groups_.shard,
+      [&] {
+        for (auto& segment : segments_) segment.end_gather();
+      });
 }
 
 void ShardedUnit::release() {

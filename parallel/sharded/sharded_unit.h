@@ -78,6 +78,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   const UnitGradients::Groups& groups() const { return groups_; }
   const ProcessGroup& gather_group() const { return gather_group_; }
 
+  /// Of all units over the same ranks, from 1, the same on all ranks.
+  int64_t number() const { return number_; }
+
   size_t index = 0;  // in the model
   /// \throws c10::Error  when the root is gone.
   std::shared_ptr<ShardedModel> model() const;
@@ -95,12 +98,17 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   void group_into_segments(const FullyShardedOptions& options);
   void end_gather();  // of all segments; an error names the unit
+  std::string gathering_text() const;
   void check_takes_gradients() const;
-  void check_is_dense(size_t i) const;  // the gradient of parameter i
+  // Of the gradients of parameter i, as UnitGradients counts.
+  std::string text_of_parameter(size_t i) const;
+  void check_is_untouched(size_t i) const;
+  void check_is_dense(size_t i) const;
 
   std::weak_ptr<ShardedModel> model_;  // which has this
   UnitGradients::Groups groups_;
   ProcessGroup gather_group_;
+  int64_t number_ = 0;
   std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut
   std::vector<FlatSegment> segments_;
   std::vector<size_t> places_;  // by layout: its number through all segments

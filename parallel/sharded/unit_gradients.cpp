@@ -67,15 +67,22 @@ void UnitGradients::begin() {
   for (auto& slot : slots_) slot.has_begun = slot.has_arrived = false;
 }
 
+UnitGradients::Since UnitGradients::since_kept(const Slot& slot) const {
+  const auto& grad = parameter_of(slot).grad();
+  if (!grad.defined()) return Since::Cleared;
+  if (!grad.is_same(slot.marker) || grad._version() == slot.marker_version) return Since::Same;
+  return grad.count_nonzero().item<int64_t>() == 0 ? Since::Cleared : Since::Changed;
+}
+
+bool UnitGradients::is_changed(size_t i) const {
+  const auto& slot = slots_[i];
+  return !slot.has_begun && slot.kept.defined() && since_kept(slot) == Since::Changed;
+}
+
 void UnitGradients::begin_slot(Slot& slot) {
   if (std::exchange(slot.has_begun, true)) return;
-  auto& grad = parameter_of(slot).mutable_grad();
-  slot.before = grad;
-  const bool is_cleared =
-      !grad.defined() || (grad.is_same(slot.marker) && grad._version() != slot.marker_version &&
-                          grad.count_nonzero().item<int64_t>() == 0);
-  if (is_cleared) slot.kept.reset();
-  grad.reset();
+  if (since_kept(slot) == Since::Cleared) slot.kept.reset();
+  slot.before = std::exchange(parameter_of(slot).mutable_grad(), {});
 }
 
 void UnitGradients::fold(Slot& slot) {
@@ -133,7 +140,7 @@ void UnitGradients::pack(at::Tensor& packed) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) notes.data_ptr<float>()[i] = 1;
   }
-  notes.data_ptr<float>()[slots_.size()] = static_cast<float>(number_);
+  write_number(number_, notes.data_ptr<float>() + slots_.size());
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = packed.narrow(0, rank * slice, slice);
     size_t first = 0;
@@ -209,13 +216,7 @@ std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
   if (!sum_.defined()) return std::nullopt;
   const auto numel = notes_numel();
   notes_ = sum_.narrow(0, slice_numel() - numel, numel).to(at::kCPU, at::kFloat);
-  // 16 bits do not have the sum of all numbers.
-  if (c10::elementSize(reduce_dtype_) < sizeof(float)) return std::nullopt;
-  const auto sum = static_cast<int64_t>(notes_.data_ptr<float>()[slots_.size()]);
-  const auto others = ranks_of(groups) - 1;
-  const auto given = sum - number_;
-  if (given == number_ * others) return std::nullopt;
-  return given % others == 0 ? given / others : 0;
+  return read_number(notes_.data_ptr<float>() + slots_.size(), number_, ranks_of(groups) - 1);
 }
 
 void UnitGradients::add_to_shards() {
@@ -239,6 +240,7 @@ void UnitGradients::add_to_shards() {
     begin += segment.layout().shard_numel;
   }
   sum_.reset();
+  notes_.reset();
 }
 
 void UnitGradients::keep_whole() {

@@ -9,6 +9,7 @@
 #include <ddp/process_group.h>
 
 #include "sharded/flat_segment.h"
+#include "sharded/unit_number.h"
 
 namespace ddp {
 
@@ -30,6 +31,9 @@ class UnitGradients {
 
   /// Begins a backward pass.
   void begin();
+  /// Whether a program changed `.grad` in place, and not to zeros, after a pass without reduction:
+  /// what such passes kept would not follow. A rank without elements of it cannot tell.
+  bool is_changed(size_t i) const;
   /// Before the first gradient of a pass is added to `.grad`: sets what is there aside.
   void before_accumulate(size_t i);
   void after_accumulate(size_t i);
@@ -48,7 +52,7 @@ class UnitGradients {
   /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
   ///
   /// \param packed  memory; free again after finish_reduction().
-  /// \param number  of the unit, the same on all ranks.
+  /// \param number  of the unit, the same on all ranks; its last 16 bits travel.
   ///
   /// Collective: yes. Blocks: no.
   void reduce(const Groups& groups, at::Tensor packed, int64_t number);
@@ -61,9 +65,9 @@ class UnitGradients {
 
   /// Reads which parameters got a gradient.
   ///
-  /// \return  nothing where all ranks gave gradients of the same unit, as far as the sum tells; one
-  ///         of ranks that did not finds out. Else the number of the unit that the others gave, or
-  ///         0 where they gave several.
+  /// \return  nothing where all ranks gave gradients of the same unit. Else, on all ranks, the
+  /// number
+  ///         of the unit that the others gave, or 0 where they gave several.
   std::optional<int64_t> read_notes(const Groups& groups);
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
@@ -89,10 +93,13 @@ class UnitGradients {
     int64_t marker_version = 0;
   };
 
+  /// What a program did to `.grad` since a pass without reduction.
+  enum class Since { Same, Cleared, Changed };
+  Since since_kept(const Slot& slot) const;
   void begin_slot(Slot& slot);
   void fold(Slot& slot);
   /// Beside the gradients: whether there is one, for each parameter, and the unit's number.
-  int64_t notes_numel() const { return static_cast<int64_t>(slots_.size()) + 1; }
+  int64_t notes_numel() const { return static_cast<int64_t>(slots_.size()) + kNumberNotes; }
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
   const at::Tensor& parameter_of(const Slot& slot) const;

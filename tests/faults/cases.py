@@ -7,8 +7,8 @@ import random
 
 RANKS = 3
 PHASES = (
-    "before", "constructor", "forward", "backward", "collective", "pipeline", "join", "between",
-    "save", "destroy",
+    "before", "constructor", "forward", "backward", "collective", "pipeline", "gather",
+    "reduction", "join", "between", "save", "destroy",
 )
 FAULTS = ("kill", "segv", "exit", "throw", "stop")
 VICTIMS = (0, RANKS - 1)

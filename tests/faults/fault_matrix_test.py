@@ -83,7 +83,7 @@ class Cases(unittest.TestCase):
         parts = [part_of(all_cases(), n, 7) for n in range(1, 8)]
         self.assertEqual(set().union(*parts), set(all_cases()))
         self.assertEqual(sum(map(len, parts)), len(set(all_cases())))
-        self.assertEqual(len(all_cases()), 900)
+        self.assertEqual(len(all_cases()), 1080)
 
     def test_a_commit_draws_the_same_part_each_time(self):
         drawn = {drawn_by(f"commit {i}", 10) for i in range(200)}

@@ -2,9 +2,9 @@
 //
 // fault_world PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER
 //   PHASE      before (init_process_group), constructor, forward, backward, collective, pipeline
-//   (in
-//              the backward of its third micro-batch), join, between (two steps), save or destroy:
-//              when the fault happens
+//              (in the backward of its third micro-batch), gather and reduction (of a sharded
+//              model: in forward and backward of its first unit), join, between (two steps), save
+//              or destroy: when the fault happens
 //   FAULT      kill, segv, exit, throw (an exception that leaves main) or stop
 //   VICTIM     the rank that has the fault
 //   TRANSPORT  shm, gloo, or hosts: shm, where the last rank is on a host of its own
@@ -151,6 +151,27 @@ class PieceImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Piece);
 
+/// A unit of a sharded model.
+class UnitImpl : public torch::nn::Module {
+ public:
+  explicit UnitImpl(const InjectedFault& injected_fault) : injected_fault_(injected_fault) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = layer_->forward(x);
+    if (++forwards_ < kFaulty) return y;
+    injected_fault_.trigger_at("gather");
+    y.register_hook([this](const at::Tensor&) { injected_fault_.trigger_at("reduction"); });
+    return y;
+  }
+
+ private:
+  static constexpr int kFaulty = 3;  // forward: the ranks do not compare the order of its units
+  const InjectedFault& injected_fault_;
+  int forwards_ = 0;
+  torch::nn::Linear layer_ = register_module("layer", torch::nn::Linear(8, 8));
+};
+TORCH_MODULE(Unit);
+
 /// A user's own part of a checkpoint.
 struct Progress {
   const InjectedFault& injected_fault;
@@ -190,6 +211,7 @@ class Training {
     step();
     collectives();
     pipeline();
+    sharded();
     join(model, step);
     checkpointer.save(1);
     checkpointer.wait();
@@ -223,6 +245,14 @@ class Training {
           rank == 0 ? std::vector<at::Tensor>{batch} : std::vector<at::Tensor>{},
           rank + 1 == stages ? batch : at::Tensor());
     }
+  }
+
+  void sharded() {
+    using Layer = ddp::FullyShardedDataParallel<Unit>;
+    torch::nn::Sequential net;
+    for (int i = 0; i < 4; ++i) net->push_back(Layer(Unit(injected_fault_)));
+    ddp::FullyShardedDataParallel model(net);
+    for (int step = 0; step < 4; ++step) model->forward(torch::ones({2, 8})).sum().backward();
   }
 
   // Rank 1 runs out of input before the fault.

@@ -17,6 +17,8 @@ WAITED_IN = {
     "backward": r"reducing|backward|forward",
     "collective": r"gather|barrier",
     "pipeline": r"\b[FB]\d of stage \d",
+    "gather": r"\(FullyShardedDataParallel was gathering",
+    "reduction": r"\(FullyShardedDataParallel was (gathering|reducing)",
     "join": r"join|reducing|learning what the ranks will do",
     "between": r"reducing|forward|backward",
     "save": r"Checkpoint|checkpoint|gather",

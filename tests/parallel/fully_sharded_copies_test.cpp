@@ -21,6 +21,7 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/block_pool.h"
+#include "parallel/sharded/unit_number.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -339,9 +340,10 @@ TEST_CASE(
         const auto on_begin = [&](const Call& call) {
           if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
           if (!(has_written = scene.comes("the reduction of rank 0"))) return;
-          // Of rank 1's slice. After rank 0's lie two numbers: that there is a gradient, and the
-          // unit's.
-          of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + 2, 8).fill_(7);
+          // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
+          // unit's number.
+          constexpr auto kNotes = 1 + ddp::kNumberNotes;
+          of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
         };
         const auto on_end = [&](const Call& call) {
           if (call.kind != Call::Kind::Reduction || self.rank == 1) return;
@@ -423,7 +425,8 @@ TEST_CASE(
   for (const auto& of_rank : bytes) {
     CAPTURE(of_rank, kState);
     CHECK(of_rank[0] >= kState);
-    CHECK(of_rank[0] <= kState + 64 * kUnits);
+    // The gradients lie in the sum that brought them, with its notes.
+    CHECK(of_rank[0] <= kState + 4 * (1 + ddp::kNumberNotes) * kUnits);
     CHECK(of_rank[1] == 0);
   }
 }

@@ -1,5 +1,8 @@
 // What FullyShardedDataParallel refuses, and what it does when a rank fails.
+#include <algorithm>
 #include <memory>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -7,6 +10,7 @@
 
 #include <ddp/ddp.h>
 
+#include "parallel/sharded/unit_number.h"
 #include "parallel/sharded_net.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -303,4 +307,105 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
         error, ContainsText("of " + name + " on rank 0 of 2 and of " + next + " on others") ||
                    ContainsText("of " + next + " on rank 1 of 2 and of " + name + " on others"));
   }
+}
+
+namespace {
+
+using Layer = FullyShardedDataParallel<torch::nn::Linear>;
+using Order = std::vector<size_t>;
+
+/// Units of equal size, whose gathers and reductions fit to each other.
+struct Units : torch::nn::Module {
+  explicit Units(const FullyShardedOptions& options) {
+    for (const char* name : {"one", "two", "three"}) {
+      layers.push_back(register_module(name, Layer(torch::nn::Linear(4, 4), options)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto i : order) x = layers[i]->forward(x);
+    return x;
+  }
+  Order order{0, 1, 2};
+  std::vector<Layer> layers;
+};
+
+/// \param orders  of the units in the last of the steps, by rank.
+/// \param root  whether one unit has the others.
+std::vector<std::string> errors_of_orders(
+    const std::vector<Order>& orders, at::ScalarType reduce_dtype, bool root) {
+  return errors_of_ranks(
+      static_cast<int>(orders.size()),
+      [=](const Rank& self) {
+        auto options = over(self);
+        options.mp_policy(ddp::MixedPrecisionPolicy().reduce_dtype(reduce_dtype));
+        const auto net = std::make_shared<Units>(options);
+        std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
+        if (root) model.emplace(net, options);
+        for (int step = 0; step < 4; ++step) {
+          if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
+          const auto x = torch::ones({1, 4});
+          (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
+        }
+      },
+      kLongTimeout);
+}
+
+}  // namespace
+
+TEST_CASE("gradients of different units in one sum are an error", "[ranks][sharded][errors]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kHalf);
+  const bool root = GENERATE(true, false);
+  const auto orders = GENERATE(
+      std::vector<Order>{{0, 1, 2}, {0, 2, 1}},
+      std::vector<Order>{{0, 1, 2}, {1, 2, 0}, {2, 0, 1}});  // each reduces another unit
+  CAPTURE(dtype, root, orders);
+  const std::string names[] = {"one", "two", "three"};
+  const auto errors = errors_of_orders(orders, dtype, root);
+  std::set<std::string> expected;  // by the rank that finds it first
+  for (size_t rank = 0; rank < orders.size(); ++rank) {
+    const auto name_of = [&](size_t of) { return root ? names[orders[of].back()] : "the root"; };
+    const auto others = !root ? "another model" : name_of(1 - rank % 2);
+    expected.insert(
+        "got gradients of " + name_of(rank) + " on rank " + std::to_string(rank) + " of " +
+        std::to_string(orders.size()) + " and of " +
+        (orders.size() == 2 ? others : "several units") + " on others");
+  }
+  for (const auto& error : errors) {
+    CAPTURE(error, expected);
+    CHECK(std::any_of(expected.begin(), expected.end(), [&](const std::string& text) {
+      return error.find(text) != std::string::npos;
+    }));
+  }
+}
+
+TEST_CASE("each rank reads other numbers from a sum in every dtype", "[pure][sharded]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kHalf);
+  constexpr int64_t kSame = -1;
+  const auto read = [&](const std::vector<int64_t>& numbers, double divisor) {
+    auto sums = torch::zeros({ddp::kNumberNotes}, dtype);
+    for (const auto number : numbers) {
+      const auto notes = torch::empty({ddp::kNumberNotes});
+      ddp::write_number(number, notes.data_ptr<float>());
+      sums += notes.to(dtype) / divisor;
+    }
+    sums = sums.to(torch::kFloat);
+    const auto others = static_cast<int64_t>(numbers.size()) - 1;
+    std::vector<int64_t> found;
+    for (const auto number : numbers) {
+      const auto of_others = ddp::read_number(sums.data_ptr<float>(), number, others);
+      found.push_back(of_others.value_or(kSame));
+    }
+    return found;
+  };
+  using Found = std::vector<int64_t>;
+  CHECK(read({7}, 1) == Found{kSame});
+  CHECK(read({5, 5, 5}, 2) == Found(3, kSame));
+  CHECK(read({5, 6}, 1) == Found{6, 5});
+  CHECK(read({1, 2, 3}, 2) == Found{0, 0, 0});  // the sum is that of 2, 2, 2
+  CHECK(read({4, 4, 65535}, 2) == Found{0, 0, 4});
+  std::vector<int64_t> many(3000, 300);  // of 16 bits, none has their sum
+  CHECK(read(many, 64) == Found(many.size(), kSame));
+  many[1] = 301;
+  const auto found = read(many, 64);
+  CHECK(std::count(found.begin(), found.end(), kSame) == 0);
 }

@@ -372,6 +372,30 @@ TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded
   for (const auto largest : distances) CHECK(largest == 0);
 }
 
+TEST_CASE("gradients that no_sync left are not changed in place", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    run.loss(0).backward();
+    const auto pass = [&] {
+      const auto guard = run.model->no_sync();
+      run.loss(1).backward();
+    };
+    pass();
+    pass();
+    run.loss(2).backward();
+    for (auto& p : run.model->parameters()) p.mutable_grad().mul_(0.5);  // all are summed
+    pass();
+    for (auto& p : run.model->parameters()) p.mutable_grad().mul_(0.5);
+    pass();
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("expected .grad as a pass of no_sync() left it, or zeros"));
+    CHECK_THAT(error, ContainsText(" changed in place on rank"));
+  }
+}
+
 TEST_CASE("sync_in_backward reduces a pass of no_sync", "[ranks][sharded]") {
   const auto reductions = run_ranks<int64_t>(2, [&](const Rank& self) {
     NetUse use;

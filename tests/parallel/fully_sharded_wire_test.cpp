@@ -55,7 +55,7 @@ Traffic operator-(const Traffic& a, const Traffic& b) {
 
 torch::nn::Sequential wide_net() {
   torch::nn::Sequential net;
-  for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(64, 64));
+  for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(128, 128));
   return net;
 }
 
@@ -67,7 +67,7 @@ Traffic traffic_of_two_steps(Model& model, const std::vector<ddp::ProcessGroup>&
   for (int step = 0; step < 3; ++step) {
     if (step == 1) before = traffic_of(groups);
     optimizer.zero_grad();
-    model->forward(torch::ones({2, 64})).sum().backward();
+    model->forward(torch::ones({2, 128})).sum().backward();
     optimizer.step();
   }
   return traffic_of(groups) - before;
@@ -87,8 +87,8 @@ std::vector<Traffic> traffic(int ranks, std::optional<bool> reshards) {
     ddp::fully_shard(net, 64, options);
     ddp::FullyShardedDataParallel model(net, options);
     return traffic_of_two_steps(
-        model, {self.group, ddp::own_group_of(self.group, ddp::OwnOrder::Gathers),
-                ddp::own_group_of(self.group, ddp::OwnOrder::Reductions)});
+        model, {self.group, ddp::own_group_of(self.group, ddp::OwnOrder::Gathers).group,
+                ddp::own_group_of(self.group, ddp::OwnOrder::Reductions).group});
   });
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("a sharded model sends 1.5 times what replicas send, or as much", "[ra
   const auto sharded = traffic(2, true);
   const auto kept = traffic(2, false);
   // Two steps of four layers, whose shards need no padding.
-  constexpr int64_t kModel = 2 * 4 * (64 * 64 + 64) * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kModel = 2 * 4 * (128 * 128 + 128) * static_cast<int64_t>(sizeof(float));
   for (size_t rank = 0; rank < 2; ++rank) {
     CAPTURE(rank, replicas[rank].bytes, sharded[rank].bytes, kept[rank].bytes, kModel);
     CHECK(replicas[rank].total() >= 2 * kModel);

@@ -26,6 +26,7 @@ struct NetUse {
   enum class Checkpoint { None, Inside, Around, Each, Together };
 
   FullyShardedOptions options = {};
+  at::ScalarType dtype = torch::kDouble;
   int64_t steps = 3;
   int64_t micro_batches = 1;
   bool reduces_each = true;  // micro-batch; else the last
@@ -71,8 +72,8 @@ struct NetImpl : torch::nn::Module {
     block2 = register_module("block2", make_block(2));
     block3 = register_module("block3", make_block(3));
     head = register_module("head", torch::nn::Linear(kIn, 1));
-    stem->to(torch::kDouble);
-    head->to(torch::kDouble);
+    stem->to(use.dtype);
+    head->to(use.dtype);
     draw(*stem, 4);
     draw(*head, 5);
   }
@@ -86,9 +87,9 @@ struct NetImpl : torch::nn::Module {
 
   B make_block(uint64_t seed) const {
     Block block;
-    block->to(torch::kDouble);
+    block->to(use.dtype);
     if (seed == 3 && use.has_unused) {
-      block->register_parameter("unused", torch::ones({3, 2}, torch::kDouble));
+      block->register_parameter("unused", torch::ones({3, 2}, use.dtype));
     }
     draw(*block, seed);
     block->checkpoints = seed == 2 && use.checkpoint == NetUse::Checkpoint::Inside;
@@ -152,7 +153,7 @@ using ShardedNet = NetImpl<FullyShardedDataParallel<Block>>;
 inline at::Tensor net_input(const NetUse& use, int64_t step, int64_t micro, int rank) {
   const auto seed = static_cast<uint64_t>((step * 10 + micro) * 10 + rank + 1);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  auto x = torch::randn({3, kIn}, generator, torch::dtype(torch::kDouble));
+  auto x = torch::randn({3, kIn}, generator, torch::dtype(use.dtype));
   return x.requires_grad_(use.input_needs_gradient);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <ddp/internal/check.h>
@@ -14,6 +15,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "sharded/block_pool.h"
+#include "sharded/error_context.h"
 
 namespace ddp {
 namespace {
@@ -37,6 +39,10 @@ class EndWatch {
  private:
   std::shared_ptr<ShardedModel> model_;
 };
+
+std::string reducing_text(const ShardedUnit& unit) {
+  return "FullyShardedDataParallel was reducing " + unit.name();
+}
 
 }  // namespace
 
@@ -224,9 +230,12 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  unit.gradients().reduce(
-      model_.reduce_groups(), model_.packed_memory(unit.gradients()),
-      static_cast<int64_t>(unit.index) + 1);
+  const auto& groups = model_.reduce_groups();
+  with_context(
+      [&] { return reducing_text(unit); }, groups.shard,
+      [&] {
+        unit.gradients().reduce(groups, model_.packed_memory(unit.gradients()), unit.number());
+      });
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
@@ -234,9 +243,12 @@ void BackwardTask::reduce(ShardedUnit& unit) {
 }
 
 void BackwardTask::finish_reduction() {
-  if (auto* unit = std::exchange(reducing_, nullptr)) {
-    unit->gradients().finish_reduction(model_.reduce_groups());
-  }
+  auto* const unit = std::exchange(reducing_, nullptr);
+  if (!unit) return;
+  const auto& groups = model_.reduce_groups();
+  with_context(
+      [&] { return reducing_text(*unit); }, groups.shard,
+      [&] { unit->gradients().finish_reduction(groups); });
 }
 
 void BackwardTask::finish() {
@@ -274,10 +286,17 @@ void BackwardTask::finish() {
   trim_blocks();
 }
 
+std::string BackwardTask::name_of(int64_t number) const {
+  if (number == 0) return "several units";
+  const auto found = std::find_if(
+      model_.units().begin(), model_.units().end(),
+      [&](const auto& unit) { return unit->number() == number; });
+  return found == model_.units().end() ? "another model" : (*found)->name();
+}
+
 // Ranks whose forwards ran other units, of equal size, reduce them in other orders.
 void BackwardTask::check_reduced_alike() {
   const auto& groups = model_.reduce_groups();
-  const auto units = static_cast<int64_t>(model_.units().size());
   std::vector<std::optional<int64_t>> of_others;
   for (const auto& unit : model_.units()) {
     of_others.push_back(unit->gradients().read_notes(groups));
@@ -286,9 +305,7 @@ void BackwardTask::check_reduced_alike() {
     const auto number = of_others[index];
     if (!number) continue;
     const auto& name = model_.unit(index).name();
-    const bool is_known = *number > 0 && *number <= units;
-    const auto other =
-        is_known ? model_.unit(static_cast<size_t>(*number) - 1).name() : "several units";
+    const auto other = name_of(*number);
     monitor_of(groups.shard)
         ->abort_on_error(
             [&] { return "reducing " + name; },

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "sharded/sharded_model.h"
@@ -61,6 +62,8 @@ class BackwardTask {
   void reduce_ready();
   void reduce(ShardedUnit& unit);
   void finish_reduction();
+  /// What an error says for the number of a unit that other ranks reduced; 0: of several.
+  std::string name_of(int64_t number) const;
   void check_reduced_alike();
   bool accumulates() const;
   /// Whether the forward passes so far have no reduction.
