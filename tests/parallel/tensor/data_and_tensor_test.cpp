@@ -7,7 +7,7 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/cut_model.h"
+#include "parallel/tensor/cut_model.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 

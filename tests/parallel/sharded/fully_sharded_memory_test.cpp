@@ -12,7 +12,7 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/block_pool.h"
-#include "parallel/sharded_net.h"
+#include "parallel/sharded/sharded_net.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

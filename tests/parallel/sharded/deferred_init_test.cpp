@@ -3,7 +3,7 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/deferred_modules.h"
+#include "parallel/sharded/deferred_modules.h"
 
 #include "support/catch.h"
 

@@ -8,8 +8,8 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/sharded_net.h"
-#include "parallel/summoned.h"
+#include "parallel/sharded/sharded_net.h"
+#include "parallel/sharded/summoned.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

@@ -8,7 +8,7 @@
 #include <ddp/ddp.h>
 #include <ddp/internal/cut_parameters.h>
 
-#include "parallel/cut_model.h"
+#include "parallel/tensor/cut_model.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 

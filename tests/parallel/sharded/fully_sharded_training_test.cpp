@@ -9,8 +9,8 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/sharded_net.h"
-#include "parallel/summoned.h"
+#include "parallel/sharded/sharded_net.h"
+#include "parallel/sharded/summoned.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 

@@ -9,7 +9,7 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/summoned.h"
+#include "parallel/sharded/summoned.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

@@ -7,7 +7,7 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/deferred_modules.h"
+#include "parallel/sharded/deferred_modules.h"
 #include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/ranks.h"
