@@ -8,7 +8,7 @@ namespace {
 
 // Keys of the store:
 //   failure      why the job failed: the text of the first rank that failed
-//   reader/R     rank R has read the failure
+//   reader/R     rank R has read the failure, or is not expected to
 //   first/K      how many ranks have tried to be the first to set K, if there is no compareSet
 constexpr const char* kFailure = "failure";
 

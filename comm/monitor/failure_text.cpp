@@ -8,6 +8,7 @@
 #include <ddp/internal/text.h>
 
 #include "monitor/job_monitor.h"
+#include "monitor/waits/late_wait.h"
 #include "monitor/waits/late_waits.h"
 #include "store/store_executor.h"
 
@@ -16,9 +17,24 @@ namespace {
 
 using namespace monitor;
 
-// How long a rank whose collective failed waits for the reason, which another rank may be about to
-// write.
+// How long a rank whose collective failed waits for the reason at most, which another rank may be
+// about to write.
 constexpr milliseconds kReasonTimeout{3000};
+
+/// Whether a wait that failed had lasted about as long as the group's timeout.
+///
+/// \param reported_for  how long ago the rank reported it.
+bool is_timeout(milliseconds reported_for, milliseconds timeout) {
+  return reported_for.count() > 0 && reported_for + kFirstReport + 2 * kWaitSlice >= timeout;
+}
+
+/// How long to wait for the reason. Such a wait has asked for it many times; another one may have
+/// broken because of it just now.
+milliseconds time_for_reason(milliseconds reported_for, milliseconds timeout) {
+  const auto at_most = std::min(kReasonTimeout, timeout / 2);
+  if (!is_timeout(reported_for, timeout)) return at_most;
+  return std::max(milliseconds(0), at_most - reported_for);
+}
 
 }  // namespace
 
@@ -56,19 +72,22 @@ std::vector<RankReport> GroupMonitor::waiting_ranks() {
 std::string GroupMonitor::add_arrivals(const std::string& what, const std::string& where) {
   const auto waiting = waiting_ranks();
   if (waiting.empty()) return what;
-  std::vector<int> here, elsewhere;
+  std::vector<int> here, elsewhere, absent;
   std::string others;
   for (int rank = 0; rank < setup_.size; ++rank) {
     const auto& place = waiting[static_cast<size_t>(rank)];
     const bool in_this_group = place.group == setup_.key;
     const bool is_here = in_this_group && place.where == where;
     (is_here ? here : elsewhere).push_back(job_rank(rank));
+    if (place.where.empty()) absent.push_back(job_rank(rank));
     if (is_here || place.where.empty()) continue;
     // A group's name lists its ranks, for one of which that rank may wait.
     others += ddp::str(
         "; rank ", job_rank(rank), " waits in ", place.where,
         in_this_group ? "" : ddp::str(" of process group \"", place.group_name, '"'));
   }
+  auto& job = *setup_.job;
+  if (is_timeout(job.late_waits().reported_for(), setup_.timeout)) job.expect_no_reader(absent);
   if (elsewhere.empty()) return what + "; all ranks had arrived";
   // A rank that waits nowhere does not make progress, whatever number of steps it ran.
   const auto cause = others.empty() ? "" : describe_uneven_steps(waiting);
@@ -111,7 +130,8 @@ std::string GroupMonitor::describe_silent_ranks() const {
 std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint where) {
   auto& job = *setup_.job;
   if (job.is_generation()) return what;  // the coordinator knows more
-  const auto end = Clock::now() + std::min(kReasonTimeout, setup_.timeout / 2);
+  const auto reported_for = job.late_waits().reported_for();
+  const auto end = Clock::now() + time_for_reason(reported_for, setup_.timeout);
   // For the other ranks' texts, if they find no reason either.
   begin_late_wait(where(), nullptr);
   job.publish_waits();

@@ -121,22 +121,20 @@ void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
     return wait_on_stream(work, where);
   }
   // Some handles are complete only once a wait() has returned, and never if it throws. A wait()
-  // also throws when its time is over; one that throws long before that has failed.
-  bool succeeded = false;
-  std::exception_ptr failure;
+  // also throws when its time is over; one that throws long before that has failed. Errors are
+  // thrown while a late wait is known as one.
   const auto is_over = [&](milliseconds at_most) {
-    if (work.isCompleted()) return true;
     const auto begin = Clock::now();
     try {
-      succeeded = work.wait(at_most);
+      if (!work.isCompleted() && work.wait(at_most)) return true;
     } catch (...) {
-      if (Clock::now() - begin < at_most / 2) failure = std::current_exception();
+      if (Clock::now() - begin < at_most / 2) throw_failed(std::current_exception(), where);
     }
-    return succeeded || failure || work.isCompleted();
+    if (!work.isCompleted()) return false;
+    wait_on_stream(work, where);
+    return true;
   };
   wait_until(is_over, where, peers, &work);
-  if (failure) throw_failed(failure, where);
-  if (!succeeded) wait_on_stream(work, where);
 }
 
 void GroupMonitor::wait_on_stream(c10d::Work& work, WaitPoint where) {

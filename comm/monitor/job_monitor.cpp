@@ -258,6 +258,12 @@ std::string JobMonitor::fail(std::string why) noexcept {
   return why;
 }
 
+void JobMonitor::expect_no_reader(const std::vector<int>& ranks) {
+  executor().post([ranks](c10d::Store& store) {
+    for (const int rank : ranks) record_reader(store, rank);
+  });
+}
+
 void JobMonitor::end_generation(GenerationEnd how, const std::string& why) noexcept {
   try {
     {

@@ -134,6 +134,9 @@ class JobMonitor {
   ///
   /// \return why the job failed: `why`, or the reason that another rank recorded first.
   std::string fail(std::string why) noexcept;
+  /// Has wait_until_failure_is_read() not wait for `ranks`: they did not come for as long as a
+  /// group's timeout, as a stopped process.
+  void expect_no_reader(const std::vector<int>& ranks);
   /// Why the job has failed; empty if it has not.
   std::optional<std::string> failure() const;
   /// Ends a generation as the coordinator says, and aborts all groups, in at most three seconds.

@@ -145,9 +145,12 @@ void Reducer::Engine::wait_for_bucket(size_t b) {
         const auto arrived = std::make_shared<std::promise<void>>();
         future->addCallback([arrived](c10::ivalue::Future&) { arrived->set_value(); });
         auto arrival = arrived->get_future();
-        monitor_->wait_until(
-            [&](auto at_most) { return arrival.wait_for(at_most) == std::future_status::ready; },
-            where);
+        const auto has_arrived = [&](std::chrono::milliseconds at_most) {
+          if (arrival.wait_for(at_most) != std::future_status::ready) return false;
+          monitor_->abort_on_error(where, [&] { future->waitAndThrow(); });
+          return true;
+        };
+        monitor_->wait_until(has_arrived, where);
       }
       future->waitAndThrow();
     }

@@ -6,6 +6,7 @@ from cases import RANKS
 from world import GRACE, GROUP_TIMEOUT, needs_group_timeout
 
 ERROR_WITHIN = 5  # seconds
+ERROR_AFTER_TIMEOUT = 2  # seconds from the end of the timeout, where that shows the fault
 LAUNCHER_WITHIN = 3  # beyond the grace period of the survivors
 TORCHRUN_GRACE = 30  # seconds between its SIGTERM and its SIGKILL
 
@@ -37,7 +38,9 @@ def names(text, rank):
 
 def error_within(case, slack):
     """The allowed seconds from the fault to a survivor's error."""
-    return ERROR_WITHIN + slack + (GROUP_TIMEOUT if needs_group_timeout(case) else 0)
+    if needs_group_timeout(case):
+        return GROUP_TIMEOUT + ERROR_AFTER_TIMEOUT + slack
+    return ERROR_WITHIN + slack
 
 
 def end_within(case, slack):

@@ -10,8 +10,6 @@ namespace {
 
 using namespace monitor;
 
-// When a waiting rank first reports where it waits, and probes its peers.
-constexpr milliseconds kFirstReport{2000};
 // A peer that has exited may have sent data that this rank still receives.
 constexpr milliseconds kGoneGrace{1500};
 // Added to the timeout, after which backends end their collectives themselves.

@@ -15,6 +15,8 @@ namespace monitor {
 // How long a rank waits for a collective before it checks whether the group has failed, and between
 // two such checks.
 inline constexpr milliseconds kWaitSlice{500};
+// When a waiting rank first reports where it waits, and probes its peers.
+inline constexpr milliseconds kFirstReport{2000};
 
 }  // namespace monitor
 

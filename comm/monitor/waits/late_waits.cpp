@@ -42,7 +42,7 @@ void LateWaits::add_group(const std::string& key, const std::shared_ptr<const Ca
 
 uint64_t LateWaits::begin(Wait wait) {
   const std::lock_guard lock(mutex_);
-  waits_[++waits_begun_] = {std::move(wait), std::this_thread::get_id()};
+  waits_[++waits_begun_] = {std::move(wait), std::this_thread::get_id(), Clock::now()};
   next_look_ = {};
   return waits_begun_;
 }
@@ -50,6 +50,15 @@ uint64_t LateWaits::begin(Wait wait) {
 void LateWaits::end(uint64_t number) {
   const std::lock_guard lock(mutex_);
   waits_.erase(number);
+}
+
+std::chrono::milliseconds LateWaits::reported_for() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [_, entry] : waits_) {  // by the order of their begins
+    if (entry.thread != std::this_thread::get_id()) continue;
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - entry.since);
+  }
+  return {};
 }
 
 bool LateWaits::is_look_due() {

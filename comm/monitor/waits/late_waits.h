@@ -52,6 +52,8 @@ class LateWaits {
   uint64_t begin(Wait wait);
   /// To be called before the thread goes on.
   void end(uint64_t number);
+  /// For how long the first wait of this thread that has not ended has been in its list; 0: none.
+  std::chrono::milliseconds reported_for();
 
   /// Whether to call look(). Then returns false for a second.
   bool is_look_due();
@@ -65,6 +67,7 @@ class LateWaits {
   struct Entry {
     Wait wait;
     std::thread::id thread;
+    Clock::time_point since;
   };
 
   RankReport make_report();

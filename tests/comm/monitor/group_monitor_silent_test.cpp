@@ -1,8 +1,10 @@
 // The error of a failing rank if the store does not answer, or a peer makes no progress.
+#include <chrono>
 #include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ddp/internal/group_monitor.h>
@@ -113,4 +115,34 @@ TEST_CASE("a rank that makes no progress is not explained by uneven steps", "[co
       Catch::Matchers::StartsWith(
           "learning what the ranks will do failed on rank 0 of 3: Timed out; ranks "
           "0, 1 had arrived, rank 2 had not"));
+}
+
+TEST_CASE(
+    "a timeout's error comes soon after it, without the ranks that did not come",
+    "[comm][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (int rank = 0; rank < 3; ++rank) set_text(*store, JobMonitor::report_key(rank), "\t");
+  set_text(*store, JobMonitor::report_key(1), "\t\tsumming\t0");
+  set_text(*store, "reader/1", "1");
+  auto job = job_of(0, store);
+  job.store_host = 0;
+  constexpr auto kTimeout = 4s;
+  GroupMonitor monitor(setup_of(job, kTimeout));
+  const auto where = [] { return std::string("summing"); };
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
+  const auto wait = [&](std::chrono::milliseconds at_most) {
+    std::this_thread::sleep_for(at_most);
+    monitor.abort_on_error(where, [&] {
+      if (std::chrono::steady_clock::now() >= end) throw std::runtime_error("Timed out");
+    });
+    return false;
+  };
+
+  const auto seen = ddp::testing::timed_error_of([&] { monitor.wait_until(wait, where); });
+  CHECK_THAT(seen.error, ContainsText("Timed out; ranks 0, 1 had arrived, rank 2 had not"));
+  // It has asked for another rank's reason since the wait was reported: not for two seconds more.
+  CHECK(seen.seconds < 5.5);
+  const auto left = ddp::testing::timed_error_of([&] { monitor.leave_job(); });
+  // Rank 1 has read the reason, and rank 2 will not: no wait of two seconds for it.
+  CHECK(left.seconds < 1);
 }
