@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/rank_text.h>
@@ -18,9 +19,15 @@ PipelinePass::PipelinePass(
     PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target)
     : setup_(setup),
       trains_(trains),
-      call_{++setup.calls, trains},
       inputs_(inputs),
-      target_(target) {
+      target_(target),
+      wire_{
+          setup.group,
+          setup.monitor,
+          setup.ranks,
+          setup.device,
+          carrier_device(*setup.group),
+          {++setup.calls, trains}} {
   times_.rank = static_cast<int>(setup.rank);
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
   times_.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
@@ -76,10 +83,8 @@ PipelinePass::Channel PipelinePass::make_channel(
     expected.push_back({action, *receive, kind == 'F' ? stage - 1 : stage + 1});
   }
   return {
-      std::make_unique<StageInbox>(
-          setup_.group, setup_.monitor, setup_.ranks, setup_.device, call_, std::move(expected)),
-      std::make_unique<StageOutbox>(
-          setup_.group, setup_.monitor, setup_.ranks, setup_.device, call_)};
+      std::make_unique<StageInbox>(wire_, std::move(expected)),
+      std::make_unique<StageOutbox>(wire_)};
 }
 
 void PipelinePass::begin(const std::vector<PipelineStep>& steps) {

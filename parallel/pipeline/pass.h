@@ -16,10 +16,11 @@
 #include <ddp/pipeline.h>
 
 #include "pipeline/chunk.h"
-#include "pipeline/inbox.h"
-#include "pipeline/message_header.h"
+#include "pipeline/messages/inbox.h"
+#include "pipeline/messages/message_header.h"
+#include "pipeline/messages/outbox.h"
+#include "pipeline/messages/wire.h"
 #include "pipeline/microbatches.h"
-#include "pipeline/outbox.h"
 #include "pipeline/schedule.h"
 
 namespace ddp {
@@ -87,9 +88,9 @@ class PipelinePass {
 
   PipelineSetup& setup_;
   const bool trains_;
-  const StageCall call_;
   const Tensors inputs_;
   const at::Tensor target_;
+  const StageWire wire_;
   Channel forwards_, backwards_;
   std::vector<std::unique_ptr<StageChunk>> chunks_;
   Microbatches input_parts_, target_parts_;

@@ -13,7 +13,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
-#include "pipeline/message_header.h"
+#include "pipeline/messages/message_header.h"
 
 namespace ddp {
 namespace {

@@ -10,7 +10,7 @@
 #include <ddp/ddp.h>
 #include <ddp/internal/text.h>
 
-#include "parallel/pipeline/message_header.h"
+#include "parallel/pipeline/messages/message_header.h"
 #include "parallel/pipeline_net.h"
 #include "support/ranks.h"
 

@@ -1,14 +1,13 @@
-#include "pipeline/outbox.h"
+#include "pipeline/messages/outbox.h"
 
 #include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include "pipeline/message_header.h"
+#include "pipeline/messages/message_header.h"
 
 namespace ddp {
 namespace {
@@ -25,39 +24,27 @@ at::Tensor tensor_of_words(const int64_t* words, int64_t count, at::Device devic
 
 }  // namespace
 
-StageOutbox::StageOutbox(
-    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-    const std::vector<std::string>& ranks, at::Device device, const StageCall& call)
-    : group_(group),
-      monitor_(monitor),
-      ranks_(ranks),
-      device_(device),
-      header_device_(carrier_device(*group)),
-      call_(call),
-      dropper_(group, monitor) {}
-
-void StageOutbox::start(Sent& sent, const at::Tensor& bytes, int64_t tag) const {
-  std::vector<at::Tensor> tensors{bytes};
-  sent.works.push_back(group_->send(tensors, static_cast<int>(sent.peer), static_cast<int>(tag)));
+void StageOutbox::start(Sent& sent, const at::Tensor& bytes) const {
+  sent.works.push_back(wire_.send(bytes, sent.message));
   sent.memory.push_back(bytes);
 }
 
 void StageOutbox::send(
     const Action& action, const PipelineMessage& message, int64_t stage,
     const std::vector<at::Tensor>& tensors, bool is_filler) {
-  StageMessageHeader header{action.kind, stage, action.microbatch, is_filler, call_};
+  StageMessageHeader header{action.kind, stage, action.microbatch, is_filler, wire_.call};
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
   const auto words = words_of(header);
-  Sent sent{action, message.peer, stage};
-  start(sent, tensor_of_words(words.data(), kHeaderWords, header_device_), message.tag);
+  Sent sent{action, message, stage};
+  start(sent, tensor_of_words(words.data(), kHeaderWords, wire_.header_device));
   const auto rest = static_cast<int64_t>(words.size()) - kHeaderWords;
   if (rest > 0) {
-    start(sent, tensor_of_words(words.data() + kHeaderWords, rest, header_device_), message.tag);
+    start(sent, tensor_of_words(words.data() + kHeaderWords, rest, wire_.header_device));
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (has_bytes(header.tensors[i])) start(sent, bytes_of_tensor(tensors[i]), message.tag);
+    if (has_bytes(header.tensors[i])) start(sent, bytes_of_tensor(tensors[i]));
   }
-  if (!has_transfer_threads(device_, header_device_)) {
+  if (!wire_.has_threads()) {
     drop_arrived();
     sent_.push_back(std::move(sent));
     return;
@@ -101,14 +88,14 @@ std::string StageOutbox::text_of_first() {
   const auto& first = sent_.front();
   return ddp::str(
       action_text(first.action.kind, first.action.microbatch, first.stage), ", sending to ",
-      ranks_[static_cast<size_t>(first.peer)]);
+      wire_.name_of(first.message.peer));
 }
 
 void StageOutbox::wait_for(size_t count) {
   const auto sending = [&] { return text_of_first(); };
   if (dropper_.has_started()) return dropper_.wait([&] { return arrived_ >= count; }, sending);
   for (; arrived_ < count; ++arrived_) {
-    for (const auto& work : sent_.front().works) monitor_->wait(*work, sending, Peers::Some);
+    for (const auto& work : sent_.front().works) wire_.monitor->wait(*work, sending, Peers::Some);
     sent_.pop_front();
   }
 }

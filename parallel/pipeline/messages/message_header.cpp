@@ -1,4 +1,4 @@
-#include "pipeline/message_header.h"
+#include "pipeline/messages/message_header.h"
 
 #include <algorithm>
 #include <cstddef>

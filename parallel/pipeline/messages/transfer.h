@@ -4,23 +4,18 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "pipeline/message_header.h"
+#include "pipeline/messages/message_header.h"
+#include "pipeline/messages/wire.h"
 
 namespace ddp {
-
-/// Whether threads transfer the messages: those in host memory. On a device its streams do.
-bool has_transfer_threads(at::Device of_tensors, at::Device of_headers);
 
 /// Whether anything is sent for a tensor.
 bool has_bytes(const TensorDescription& tensor);
@@ -31,8 +26,8 @@ class TransferThread {
  public:
   using IsSo = c10::function_ref<bool()>;
 
-  /// \param monitor  of the group.
-  TransferThread(const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor);
+  /// \param wire  lives longer.
+  explicit TransferThread(const StageWire& wire) : wire_(wire) {}
   /// Ends the thread's waits: the group has failed if there are any.
   ~TransferThread();
   TransferThread(const TransferThread&) = delete;
@@ -66,8 +61,7 @@ class TransferThread {
  private:
   void run(const std::function<void()>& work) noexcept;
 
-  const ProcessGroup group_;
-  const std::shared_ptr<GroupMonitor> monitor_;
+  const StageWire& wire_;
   std::mutex mutex_;                 // guards the owner's state, and the members below
   std::condition_variable changed_;  // any of them
   bool is_over_ = false;

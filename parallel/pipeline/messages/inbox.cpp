@@ -1,10 +1,9 @@
-#include "pipeline/inbox.h"
+#include "pipeline/messages/inbox.h"
 
 #include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
@@ -18,32 +17,20 @@ constexpr size_t kAhead = 2;
 
 }  // namespace
 
-StageInbox::StageInbox(
-    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-    const std::vector<std::string>& ranks, at::Device device, const StageCall& call,
-    std::vector<ExpectedMessage> expected)
-    : group_(group),
-      monitor_(monitor),
-      ranks_(ranks),
-      device_(device),
-      header_device_(carrier_device(*group)),
-      call_(call),
-      expected_(std::move(expected)),
-      receiver_(group, monitor) {
-  if (has_transfer_threads(device_, header_device_) && !expected_.empty()) {
-    receiver_.start([this] { receive_all(); });
-  }
+StageInbox::StageInbox(const StageWire& wire, std::vector<ExpectedMessage> expected)
+    : wire_(wire), expected_(std::move(expected)), receiver_(wire) {
+  if (wire.has_threads() && !expected_.empty()) receiver_.start([this] { receive_all(); });
 }
 
 StageMessage StageInbox::take(WaitPoint where) {
   const auto& expected = expected_.at(taken_);
   const auto from = [&] {
-    const auto& peer = ranks_[static_cast<size_t>(expected.message.peer)];
+    const auto& peer = wire_.name_of(expected.message.peer);
     return ddp::str(where(), ", from stage ", expected.stage, " on ", peer);
   };
   if (!receiver_.has_started()) {
     ++taken_;
-    const auto wait = [&](const auto& work) { monitor_->wait(*work, from, Peers::Some); };
+    const auto wait = [&](const auto& work) { wire_.monitor->wait(*work, from, Peers::Some); };
     return receive(expected, post_words(kHeaderWords, expected.message), wait);
   }
   receiver_.wait([&] { return !arrived_.empty(); }, from);
@@ -58,14 +45,12 @@ StageMessage StageInbox::take(WaitPoint where) {
 
 StageInbox::Posted StageInbox::post(
     const at::Tensor& memory, const PipelineMessage& message) const {
-  std::vector<at::Tensor> tensors{memory};
-  return {
-      memory, group_->recv(tensors, static_cast<int>(message.peer), static_cast<int>(message.tag))};
+  return {memory, wire_.receive(memory, message)};
 }
 
 StageInbox::Posted StageInbox::post_words(int64_t count, const PipelineMessage& message) const {
   const auto bytes = count * static_cast<int64_t>(sizeof(int64_t));
-  return post(at::empty({bytes}, at::device(header_device_).dtype(at::kByte)), message);
+  return post(at::empty({bytes}, at::device(wire_.header_device).dtype(at::kByte)), message);
 }
 
 StageMessage StageInbox::receive(
@@ -83,13 +68,13 @@ StageMessage StageInbox::receive(
   StageMessage received{header_of(words), {}};
   const auto& [action, where, stage] = expected;
   check_header(
-      received.header, {action.kind, stage, action.microbatch, false, call_},
-      on_rank_text(*group_));
+      received.header, {action.kind, stage, action.microbatch, false, wire_.call},
+      on_rank_text(*wire_.group));
   std::vector<Posted> payload;
   for (const auto& description : received.header.tensors) {
     auto& tensor = received.tensors.emplace_back();
     if (!description.is_defined) continue;
-    tensor = at::empty(description.sizes, at::device(device_).dtype(description.dtype));
+    tensor = at::empty(description.sizes, at::device(wire_.device).dtype(description.dtype));
     if (has_bytes(description)) {
       payload.push_back(post(tensor.view({-1}).view(at::kByte), message));
     }

@@ -3,20 +3,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "pipeline/message_header.h"
+#include "pipeline/messages/message_header.h"
+#include "pipeline/messages/transfer.h"
+#include "pipeline/messages/wire.h"
 #include "pipeline/schedule.h"
-#include "pipeline/transfer.h"
 
 namespace ddp {
 
@@ -39,15 +37,8 @@ struct StageMessage {
 /// are received when they are needed, because NCCL has one order for all between two ranks.
 class StageInbox {
  public:
-  /// \param monitor  of the group.
-  /// \param ranks  what texts call the ranks of the group. Lives longer.
-  /// \param device  of received tensors.
-  /// \param call  that the messages are of.
-  /// \param expected  in the order in which the sender sends them.
-  StageInbox(
-      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-      const std::vector<std::string>& ranks, at::Device device, const StageCall& call,
-      std::vector<ExpectedMessage> expected);
+  /// \param wire  lives longer. \param expected  in the order in which the sender sends them.
+  StageInbox(const StageWire& wire, std::vector<ExpectedMessage> expected);
   /// Waits for the next message.
   ///
   /// \param where  what needs it.
@@ -65,12 +56,7 @@ class StageInbox {
   StageMessage receive(const ExpectedMessage& expected, const Posted& header, Wait wait) const;
   void receive_all();
 
-  const ProcessGroup group_;
-  const std::shared_ptr<GroupMonitor> monitor_;
-  const std::vector<std::string>& ranks_;
-  const at::Device device_;
-  const at::Device header_device_;
-  const StageCall call_;
+  const StageWire& wire_;
   const std::vector<ExpectedMessage> expected_;
   std::deque<StageMessage> arrived_;  // and not taken; the thread's lock guards it
   size_t taken_ = 0;                  // the same

@@ -1,4 +1,4 @@
-#include "pipeline/transfer.h"
+#include "pipeline/messages/transfer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -29,18 +29,10 @@ milliseconds timeout_of_group(c10d::ProcessGroup& group) {
 
 }  // namespace
 
-bool has_transfer_threads(at::Device of_tensors, at::Device of_headers) {
-  return of_tensors.is_cpu() && of_headers.is_cpu();
-}
-
 bool has_bytes(const TensorDescription& tensor) {
   return tensor.is_defined &&
          std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) == tensor.sizes.end();
 }
-
-TransferThread::TransferThread(
-    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor)
-    : group_(group), monitor_(monitor) {}
 
 TransferThread::~TransferThread() {
   if (!has_started()) return;
@@ -82,7 +74,7 @@ void TransferThread::change(c10::function_ref<void()> change) {
 }
 
 void TransferThread::wait(IsSo is_so, WaitPoint where) {
-  const auto timeout = timeout_of_group(*group_);
+  const auto timeout = timeout_of_group(*wire_.group);
   const auto end = Clock::now() + timeout;
   const auto is_over = [&](milliseconds at_most) {
     auto locked = lock();
@@ -91,19 +83,18 @@ void TransferThread::wait(IsSo is_so, WaitPoint where) {
   const auto is_over_in_time = [&](milliseconds at_most) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
     if (is_over(std::clamp(left, milliseconds(0), at_most))) return true;
-    DDP_CHECK_WITH(
-        DistBackendError, Clock::now() < end, "timed out after ", timeout.count(), " ms");
+    wire_.monitor->abort_on_error(where, [&] {
+      DDP_CHECK_WITH(
+          DistBackendError, Clock::now() < end, "timed out after ", timeout.count(), " ms");
+    });
     return false;
   };
-  if (!is_over(milliseconds(0))) {
-    monitor_->abort_on_error(
-        where, [&] { monitor_->wait_until(is_over_in_time, where, Peers::Some); });
-  }
+  if (!is_over(milliseconds(0))) wire_.monitor->wait_until(is_over_in_time, where, Peers::Some);
   auto locked = lock();
   if (is_so()) return;
   const auto failure = failure_;
   locked.unlock();
-  monitor_->abort_on_error(where, [&] { std::rethrow_exception(failure); });
+  wire_.monitor->abort_on_error(where, [&] { std::rethrow_exception(failure); });
 }
 
 bool TransferThread::wait_until(IsSo is_so) {

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "pipeline/messages/message_header.h"
+#include "pipeline/schedule.h"
+
+namespace ddp {
+
+/// What carries the messages of one step() or eval() between the stages.
+///
+/// Messages are bytes, so that each dtype that exists can be sent over each backend: a header and
+/// the bytes of each tensor, under one tag, because those arrive in order.
+struct StageWire {
+  ProcessGroup group;
+  std::shared_ptr<GroupMonitor> monitor;  // of the group
+  std::vector<std::string> ranks;         // what texts call the ranks of the group
+  at::Device device;                      // of tensors
+  at::Device header_device;
+  StageCall call;  // that the messages are of
+
+  /// Whether threads transfer the messages: those in host memory. On a device its streams do.
+  bool has_threads() const;
+  const std::string& name_of(int64_t rank) const { return ranks.at(static_cast<size_t>(rank)); }
+  c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, const PipelineMessage& to) const;
+  /// \param bytes  for what comes; stays until the handle has completed.
+  c10::intrusive_ptr<c10d::Work> receive(
+      const at::Tensor& bytes, const PipelineMessage& from) const;
+};
+
+}  // namespace ddp
