@@ -20,7 +20,8 @@ namespaces and all that runs in them are gone when it ends, but by SIGKILL.
   --diloco            a step of two regions that train by DiLoCo instead, shown beside one that sends
                       nothing; no RESULTS.md
   --pipeline          a pipeline of two stages by each schedule instead, shown beside the longer of
-                      computation with the schedule's bubble and the wire; no RESULTS.md
+                      computation with the schedule's bubble and the wire, and beside what the
+                      schedule's list allows with such messages; no RESULTS.md
   --models A,B,...    of ddp_bench; default: mlp,resnet18
   --bin FOLDER        with ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
@@ -80,7 +81,7 @@ if [[ -z $bin ]]; then
   if [[ $hooks$diloco == *yes* ]]; then
     "$root/scripts/build.sh" micro
   elif [[ $pipeline == yes ]]; then
-    "$root/scripts/build.sh" ddp_bench
+    "$root/scripts/build.sh" ddp_bench pipeline_bound
   else
     "$root/scripts/build.sh" ddp_bench costs
   fi
@@ -251,7 +252,7 @@ measure_pipeline() { # FOLDER RATE
       run_ranks "$1/pipeline-$schedule-$kib.jsonl" "$bin/ddp_bench" --backend gloo --pp \
         --schedule "$schedule" "${sleep[@]}" "${steps[@]}"
       python3 "$root/benchmarks/report/pipeline_over_link.py" \
-        "$1/pipeline-$schedule-$kib.jsonl" "$kib" "$2"
+        "$1/pipeline-$schedule-$kib.jsonl" "$kib" "$2" "$bin/pipeline_bound"
     done
   done
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace ddp {
 namespace {
@@ -51,10 +52,6 @@ class Simulation {
     int64_t tag;
     double arrival;
   };
-  struct Channel {
-    std::deque<Message> messages;
-    double free = 0;  // when the last message has left it
-  };
   struct RankState {
     size_t next = 0;  // index of a step
     double clock = 0;
@@ -72,7 +69,9 @@ class Simulation {
     return {action.kind, stage, action.microbatch};
   }
 
-  Channel& channel(int64_t from, int64_t to, char kind) { return channels_[{from, to, kind}]; }
+  std::deque<Message>& channel(int64_t from, int64_t to, char kind) {
+    return channels_[{from, to, kind}];
+  }
 
   void fail(size_t rank, const std::string& what) {
     fault_ = "rank " + std::to_string(rank) + ": " + what;
@@ -117,7 +116,7 @@ class Simulation {
       return fault_.empty();
     }
     const auto from = step.receive->peer;
-    auto& messages = channel(from, static_cast<int64_t>(rank), step.action.kind).messages;
+    auto& messages = channel(from, static_cast<int64_t>(rank), step.action.kind);
     if (messages.empty()) return false;
     const auto message = messages.front();
     messages.pop_front();
@@ -152,9 +151,10 @@ class Simulation {
 
   void send(size_t rank, const PipelineMessage& message, const Computation& what) {
     auto& state = ranks_[rank];
-    auto& link = channel(static_cast<int64_t>(rank), message.peer, std::get<0>(what));
-    link.free = std::max(link.free, state.clock) + costs_.message;
-    link.messages.push_back({what, message.tag, link.free});
+    const auto from = static_cast<int64_t>(rank);
+    auto& free = wires_[{from, message.peer}];
+    free = std::max(free, state.clock) + costs_.message;
+    channel(from, message.peer, std::get<0>(what)).push_back({what, message.tag, free});
     state.sending = costs_.blocking_sends;
     ++messages_;
   }
@@ -175,11 +175,11 @@ class Simulation {
         fail(rank, std::to_string(count) + " of " + std::to_string(each) + " computations");
       }
     }
-    for (const auto& [between, link] : channels_) {
-      if (link.messages.empty() || !fault_.empty()) continue;
+    for (const auto& [between, messages] : channels_) {
+      if (messages.empty() || !fault_.empty()) continue;
       fail(
           static_cast<size_t>(std::get<1>(between)),
-          "never receives " + text_of(link.messages.front().content));
+          "never receives " + text_of(messages.front().content));
     }
   }
 
@@ -201,7 +201,8 @@ class Simulation {
   const std::vector<std::vector<PipelineStep>>& steps_;
   const PipelineCosts& costs_;
   std::vector<RankState> ranks_;
-  std::map<std::tuple<int64_t, int64_t, char>, Channel> channels_;  // from, to, kind
+  std::map<std::tuple<int64_t, int64_t, char>, std::deque<Message>> channels_;  // from, to, kind
+  std::map<std::pair<int64_t, int64_t>, double> wires_;  // from, to: when the last message has left
   std::string fault_;
   int64_t messages_ = 0;
 };

@@ -12,7 +12,7 @@ namespace ddp {
 struct PipelineCosts {
   double forward = 1;           ///< of one micro-batch through one stage
   double backward = 1;          ///< of one micro-batch through one stage
-  double message = 0;           ///< One after the other from one rank to another in one direction.
+  double message = 0;           ///< One after the other from one rank to another, of any kind.
   bool blocking_sends = false;  ///< A sender waits until its message has been received.
   /// By stage, what its forwards and backwards are multiplied by; empty: nothing.
   std::vector<double> weights = {};

@@ -82,13 +82,18 @@ cat >"$work/bin/ddp_bench" <<'END'
 echo "$*" >>"$CALLS"
 echo '{"mode":"sleeping","schedule":"1f1b","microbatches":8,"step_ms":600,"ideal_ms":540}'
 END
+cat >"$work/bin/pipeline_bound" <<'END'
+#!/usr/bin/env bash
+[[ $* == "1f1b 2 8 20.0 "* ]] && echo 625
+END
+chmod +x "$work/bin/pipeline_bound"
 : >"$CALLS"
 link --pipeline
 ended
 [[ $status == 0 ]] || fail "--pipeline: $log"
 calls=$(grep -c -- "--pp --schedule" "$CALLS")
 [[ $calls == 4 ]] || fail "--pipeline: expected a schedule with 4 sizes, got $calls"
-expected="1f1b, sleeping, 1200 KiB: step 600 ms, computation 540 ms, wire 79 ms: 1.11"
+expected="1f1b, sleeping, 1200 KiB: step 600 ms, computation 540 ms, wire 79 ms: 1.11; its list 625 ms: 0.96"
 [[ $log == *"$expected"* ]] || fail "--pipeline: expected '$expected' in $log"
 
 cat >"$work/bin/ddp_bench" <<'END'

@@ -185,6 +185,9 @@ TEST_CASE("messages take time", "[pipeline][pure]") {
   CHECK(run_of(kInterleaved, shape, {1, 1, 0.5}).time == Approx(19));
   CHECK(run_of(kInterleaved, shape, {1, 2, 1}).time == Approx(27 + 2));
   CHECK(run_of(kInterleaved, {4, 1, 8}, {1, 2, 0.5}).time == Approx(33 + 2 * 3 * 0.5));
+  // With two stages a rank activations and gradients of both ways share the wire.
+  CHECK(run_of(kInterleaved, {2, 2, 8}, {0.5, 1, 2}).time >= 3 * 8 * 2);
+  CHECK(run_of(kInterleaved, {2, 2, 8}, {0.5, 1, 1}).time == Approx(36));
 }
 
 TEST_CASE("ranks that wait for their sends wait for ever", "[pipeline][pure]") {
