@@ -99,6 +99,16 @@ TEST_CASE("stages of different options are refused on every rank", "[errors]") {
           }),
       "PipelineStage: expected the same options on every rank, got schedule OneFOneB on rank 0 and "
       "schedule GPipe on rank 1. Build all stages from one configuration.");
+  const auto of_chunks = errors_of_ranks(2, [](const Rank& self) {
+    const std::vector<Layer> chunks(self.rank == 0 ? 2 : 1, Layer(self.rank));
+    ddp::PipelineStage(
+        chunks, self.rank, 2, pipeline_loss,
+        error_options(self).schedule(ddp::PipelineSchedule::GPipe));
+  });
+  check_all(
+      of_chunks,
+      "PipelineStage: expected the same options on every rank, got chunks 2 on rank 0 and chunks 1 "
+      "on rank 1. Build all stages from one configuration.");
 }
 
 /// Does to its argument what a test says.

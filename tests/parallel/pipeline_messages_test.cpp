@@ -180,23 +180,40 @@ TEST_CASE("a message of many tensors, whose header has a second part") {
   CHECK(difference < 1e-12);
 }
 
-/// Counts, before each forward, its earlier outputs whose memory is still there.
-struct TrackedImpl : torch::nn::Module {
+/// Counts tensors whose memory is there.
+class LiveTensors {
+ public:
+  void add(const at::Tensor& tensor) {
+    const auto storage = tensor.storage();
+    memory_.emplace_back(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl()));
+  }
+  int64_t count() const {
+    const auto is_there = [](const Memory& memory) { return !memory.expired(); };
+    return std::count_if(memory_.begin(), memory_.end(), is_there);
+  }
+
+ private:
   using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  std::vector<Memory> memory_;
+};
+
+/// Counts in each forward its outputs whose memory is still there, before it, and what backward
+/// passes need of all micro-batches, this one's too.
+struct TrackedImpl : torch::nn::Module {
   explicit TrackedImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
   at::Tensor forward(const at::Tensor& x) {
-    const auto is_there = [](const Memory& memory) { return !memory.expired(); };
-    most_live =
-        std::max<int64_t>(most_live, std::count_if(outputs.begin(), outputs.end(), is_there));
-    auto y = layer->forward(x);
-    const auto storage = y.storage();
-    outputs.emplace_back(
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl()));
+    most_outputs = std::max(most_outputs, outputs.count());
+    const auto hidden = layer->forward(x);
+    auto y = hidden * hidden;  // keeps `hidden` for backward
+    saved.add(hidden);
+    outputs.add(y);
+    most_saved = std::max(most_saved, saved.count());
     return y;
   }
   Layer layer;
-  std::vector<Memory> outputs;
-  int64_t most_live = 0;
+  LiveTensors outputs, saved;
+  int64_t most_outputs = 0, most_saved = 0;
 };
 TORCH_MODULE(Tracked);
 
@@ -210,9 +227,78 @@ TEST_CASE("a stage keeps what it sent until it has arrived, and then its graph a
     ddp::PipelineStage pipeline(tracked, self.rank, 2, pipeline_loss, options_of(self, s, 6));
     if (self.rank == 0) pipeline.step({batch.input}, {});
     if (self.rank == 1) pipeline.step({}, batch.target);
-    return tracked->most_live;
+    return tracked->most_outputs;
   });
   CHECK(live[0] <= most);
+}
+
+TEST_CASE("a stage keeps what backward needs of as few micro-batches as its schedule says") {
+  const int64_t m = GENERATE(2, 6);
+  const auto schedule = GENERATE(kGPipe, kOneFOneB, kInterleaved);
+  CAPTURE(m, schedule);
+  const auto saved = run_ranks<int64_t>(3, [&](const Rank& self) -> int64_t {
+    const auto batch = pipeline_batch(12, 0);
+    Tracked tracked(self.rank);
+    ddp::PipelineStage pipeline(
+        tracked, self.rank, 3, pipeline_loss, options_of(self, schedule, m));
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(batch.input);
+    pipeline.step(inputs, self.rank == 2 ? batch.target : at::Tensor());
+    return tracked->most_saved;
+  });
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    const int64_t ahead = schedule == kOneFOneB ? 3 - rank : 2 * (3 - rank) - 1;
+    CHECK(saved[static_cast<size_t>(rank)] == (schedule == kGPipe ? m : std::min(m, ahead)));
+  }
+}
+
+/// Rows of another length in each step; and of other lengths in its micro-batches from the second
+/// stage on, as when padding is cut off.
+struct TrimmedImpl : LayerImpl {
+  explicit TrimmedImpl(int64_t k) : LayerImpl(k), stage(k) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = LayerImpl::forward(x);
+    if (stage != 0) return y;
+    const bool is_short = x.select(2, 0).mean().item<double>() > 0;
+    return is_short ? y.slice(1, 0, y.size(1) - 1) : y;
+  }
+  int64_t stage;
+};
+TORCH_MODULE(Trimmed);
+
+TEST_CASE("shapes may change from step to step, and from micro-batch to micro-batch") {
+  const auto schedule = GENERATE(kGPipe, kOneFOneB);
+  std::atomic<int> lengths{0};  // bits: a micro-batch was cut, another was not
+  const auto difference = largest_of_ranks(2, [&](const Rank& self) {
+    const auto loss_of = [](const at::Tensor& output, const at::Tensor& target) {
+      return (output.mean({1, 2}) - target).pow(2).mean();
+    };
+    Trimmed own(self.rank), first(0), second(1);
+    ddp::PipelineStage pipeline(own, self.rank, 2, loss_of, options_of(self, schedule, 4));
+    double largest = 0;
+    for (const int64_t length : {3, 7, 2}) {
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(length));
+      const auto options = torch::dtype(torch::kDouble);
+      const auto input = torch::randn({4, length, kPipelineWidth}, generator, options);
+      const auto target = torch::randn({4}, generator, options);
+      for (auto* module : {&own, &first, &second}) (*module)->zero_grad();
+      // One process: a row at a time, whose losses have the same mean.
+      for (int64_t row = 0; row < 4; ++row) {
+        const auto hidden = first->forward(input.narrow(0, row, 1));
+        lengths |= hidden.size(1) < length ? 1 : 2;
+        (loss_of(second->forward(hidden), target.narrow(0, row, 1)) / 4).backward();
+      }
+      if (self.rank == 0) pipeline.step({input}, {});
+      if (self.rank == 1) pipeline.step({}, target);
+      const auto& expected = self.rank == 0 ? first : second;
+      largest = std::max(
+          largest, largest_difference({expected->fc->weight.grad()}, {own->fc->weight.grad()}));
+    }
+    return largest;
+  });
+  CHECK(difference < 1e-12);
+  CHECK(lengths == 3);
 }
 
 }  // namespace
