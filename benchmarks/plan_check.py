@@ -1,9 +1,10 @@
 """Compares steps that ddp_plan predicts with steps of examples/transformer on this host.
 
 First measures what ddp_plan asks for: a rank's rate, what a layer takes beside its operations, and
-AdamW's time, from three runs of one rank; link and latency from all-reduces of two. Then runs each
-mesh between two runs of one rank, because the machine's speed changes, and prints
-what ddp_plan predicts for the speed of these two runs, the measured step, and their ratio.
+AdamW's time, from three runs of one rank; what a sum over tp takes beside its bytes, from two runs
+of two; link and latency from all-reduces of two. Each run lies between two runs of one rank,
+because the machine's speed changes. So does then each mesh's, and the script prints what ddp_plan
+predicts for the speed of these two runs, the measured step, and their ratio.
 
     python3 benchmarks/plan_check.py --bin build/release/bin --rounds 5
 """
@@ -97,8 +98,8 @@ class Host:
         rates = [float(rate) for rate in re.findall(r"(\d+) characters/s", output)]
         return statistics.median(windows * context / rate for rate in rates[UNTIMED:])
 
-    def one_rank(self, rows, passes=1):
-        return self.step(1, ["--batch-size", str(rows), "--accumulate", str(passes)])
+    def one_rank(self):
+        return self.step(1, Mesh("one rank").arguments())
 
     def plans(self, ranks, batch, microbatches, rates):
         words = [
@@ -127,23 +128,40 @@ class Host:
         return large["bytes"] / 2 / (large["us"] / 2 - latency) / 1000, latency
 
 
+def ratios_to_one_rank(host, rounds, runs):
+    """Returns for each of `runs`, a name and (ranks, arguments), its steps over those of one rank
+    before and after it; and all steps of one rank."""
+    ratios, ones = {name: [] for name in runs}, [host.one_rank()]
+    for _ in range(rounds):
+        for name, run in runs.items():
+            step = host.step(*run)
+            ones.append(host.one_rank())
+            ratios[name].append(2 * step / (ones[-2] + ones[-1]))
+    return ratios, ones
+
+
 def calibrated(host, rounds):
     """Returns the rates of a rank by which a step takes the measured times; each fits exactly."""
-    whole, part, passes = [], [], []
-    for _ in range(rounds):
-        whole.append(host.one_rank(BATCH))
-        part.append(host.one_rank(BATCH // 4))
-        passes.append(host.one_rank(BATCH // MANY, passes=MANY))
-    whole, part, passes = map(statistics.median, (whole, part, passes))
+    runs = {
+        "part": (1, ["--batch-size", str(BATCH // 4)]),
+        "passes": (1, Mesh("", microbatches=MANY).arguments()),
+        "cut": (2, Mesh("", tp=2).arguments()),
+        "cut passes": (2, Mesh("", tp=2, microbatches=MANY).arguments()),
+    }
+    ratios, ones = ratios_to_one_rank(host, rounds, runs)
+    whole = statistics.median(ones)
+    part, passes, cut, cut_passes = (whole * statistics.median(ratios[name]) for name in runs)
     operations = host.plans(1, BATCH, 1, {"gflops": 1})["operations"]
     seconds = (whole - part) / 0.75  # of the operations of BATCH samples
     beside = max(0.0, (passes - whole) / (MANY - 1))
     update = max(0.0, whole - seconds - beside)
     gigabytes, latency = host.link()
+    of_sums = (cut_passes - cut) / (MANY - 1) - beside  # of a pass; each has two messages' latency
+    sums = max(0.0, of_sums / (4 * LAYERS + 2) - 2e-6 * latency)
     return {
         "gflops": operations / seconds / 1e9, "layer-us": 1e6 * beside / LAYERS,
-        "update-ns": 1e9 * update / host.parameters, "link": gigabytes, "link-us": latency,
-        "cores": os.cpu_count(), "overlap": 0,
+        "sum-us": 1e6 * sums, "update-ns": 1e9 * update / host.parameters, "link": gigabytes,
+        "link-us": latency, "cores": os.cpu_count(), "overlap": 0,
     }
 
 
@@ -167,15 +185,8 @@ def main():
         print("rates: " + " ".join(f"--{k} {v:.4g}" for k, v in rates.items()), flush=True)
         one = predicted(host, Mesh("one rank"), rates)
         meshes = [mesh for mesh in MESHES if re.search(arguments.only, mesh.name)]
-        ratios, steps = {mesh.name: [] for mesh in meshes}, {mesh.name: [] for mesh in meshes}
-        for _ in range(arguments.rounds):
-            before = host.one_rank(BATCH)
-            for mesh in meshes:
-                step = host.step(mesh.ranks, mesh.arguments())
-                after = host.one_rank(BATCH)
-                steps[mesh.name].append(step)
-                ratios[mesh.name].append(2 * step / (before + after))
-                before = after
+        runs = {mesh.name: (mesh.ranks, mesh.arguments()) for mesh in meshes}
+        ratios, _ = ratios_to_one_rank(host, arguments.rounds, runs)
         print("| mesh | predicted, of one rank's step | measured, median | least and most | "
               "predicted / measured |\n|---|---|---|---|---|")
         for mesh in meshes:

@@ -16,6 +16,7 @@ struct Model {
   int64_t vocabulary = 0;   // rows of the table of tokens; 0: all parameters are in the layers
   bool checkpoint = false;  // compute layers again in backward, to keep their inputs alone
   double layer_us = 0;      // what a layer's forward and backward take beside their operations
+  double sum_us = 0;        // what a sum over tp takes beside its bytes: calls, and waits
   double update_ns = 0;     // AdamW and clipping, of one parameter
 
   /// Of the table of tokens, which is the head's weight as well.

@@ -90,6 +90,12 @@ void add_model(CLI::App& app, Options& options, Units& units) {
       ->check(number(0, 1e9))
       ->capture_default_str();
   app.add_option(
+         "--sum-us", model.sum_us,
+         "Microseconds that a sum over tp takes beside its bytes: calls, and the wait for the "
+         "slowest rank")
+      ->check(number(0, 1e9))
+      ->capture_default_str();
+  app.add_option(
          "--update-ns", model.update_ns, "Nanoseconds of AdamW's step and of clipping, a parameter")
       ->check(number(0, 1e6))
       ->capture_default_str();

@@ -27,7 +27,9 @@ Pass pass_of(
   const double head = has_head ? head_operations(model) / rate : 0;
   const double beside = 1e-6 * model.layer_us / 3;
   const double once = layers * (layer_operations(model) / rate + beside);
-  const double sum = all_reduce_time(cluster, layout, Axis::Tp, rows * boundary_bytes(model));
+  const double beside_bytes = layout.tp > 1 ? 1e-6 * model.sum_us : 0;
+  const double sum =
+      beside_bytes + all_reduce_time(cluster, layout, Axis::Tp, rows * boundary_bytes(model));
 
   // Of a layer 2 sums a direction; of the table 1 in forward, and of the head 1 in backward.
   Pass pass;
@@ -146,10 +148,16 @@ StepTime step_time(
   time.tensor = microbatches * (busiest.forward_sums + busiest.backward_sums);
   const double busy = time.compute + time.tensor;
   const double alone = layout.pp == 1 ? busy : pipeline_time(layout, stages, message);
-  // Ranks that wait leave their core to others: then what all of them compute counts.
+  // Ranks that wait leave their core to others: then all that cores do counts. Sums are a part of
+  // it where the cores send.
+  const double sums_on_cores = 1 - cluster.overlap;
   double all = 0;
-  for (const auto& rank : ranks) all += microbatches * (rank.forward + rank.backward);
-  const double by_turns = all / static_cast<double>(layout.pp) * cluster.crowding() + time.tensor;
+  for (const auto& rank : ranks) {
+    const double sums = rank.forward_sums + rank.backward_sums;
+    all += microbatches * (rank.forward + rank.backward + sums_on_cores * sums);
+  }
+  const double by_turns =
+      all / static_cast<double>(layout.pp) * cluster.crowding() + (1 - sums_on_cores) * time.tensor;
   time.idle = std::max(alone, by_turns) - busy;
   time.data = data_time(model, cluster, layout, busiest);
   const double cut = layout.fsdp ? static_cast<double>(layout.dp) : 1;

@@ -119,6 +119,15 @@ TEST_CASE("ranks that share layers wait for four sums a layer", "[pure]") {
   CHECK(time.compute == Approx(16 * step_operations(task.model) / 2e9));
 }
 
+TEST_CASE("a sum over tp takes a time beside its bytes, with each micro-batch", "[pure]") {
+  auto task = small_task(4);
+  const auto tensor = [&](const Layout& layout) { return time_of(task, layout).tensor; };
+  const double cut = tensor(mesh(2, 2, 1, 4)), whole = tensor(mesh(4, 1, 1, 4));
+  task.model.sum_us = 50;
+  CHECK(tensor(mesh(2, 2, 1, 4)) == Approx(cut + 4 * (4 * 8 + 2) * 50e-6));
+  CHECK(tensor(mesh(4, 1, 1, 4)) == whole);  // no sums
+}
+
 TEST_CASE("equal stages are idle for the pipeline's bubble", "[pure]") {
   auto task = small_task(4);
   task.model.vocabulary = 0;
@@ -161,6 +170,14 @@ TEST_CASE("ranks that share cores compute by turns, also while others wait", "[p
   CHECK(time_of(task, mesh(2, 1, 2, 8)).total() == Approx(work / 2));
   task.cluster.cores = 4;
   CHECK(time_of(task, mesh(2, 1, 2, 8)).total() == Approx(work / 4 * 9 / 8));
+  // The cores also copy and add what the ranks of tp sum.
+  task.cluster.cores = 2;
+  task.model.sum_us = 50;
+  const double sums = (4 * 8 / 2) * 8 * 50e-6;  // of a stage's layers and 8 micro-batches
+  CHECK(time_of(task, mesh(1, 2, 2, 8)).total() == Approx(work / 2 + 2 * sums));
+  // A GPU's link does not.
+  task.cluster.overlap = 1;
+  CHECK(time_of(task, mesh(1, 2, 2, 8)).total() == Approx(work / 2 + sums));
 }
 
 TEST_CASE("an axis that leaves the host goes over the network", "[pure]") {

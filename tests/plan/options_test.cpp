@@ -44,6 +44,8 @@ TEST_CASE("ddp_plan's options reach the task in bytes and seconds", "[pure]") {
        "--checkpoint",
        "--microbatches",
        "8",
+       "--sum-us",
+       "60",
        "--layer-us",
        "250",
        "--update-ns",
@@ -71,6 +73,7 @@ TEST_CASE("ddp_plan's options reach the task in bytes and seconds", "[pure]") {
   CHECK(task.model.vocabulary == 50257);
   CHECK(task.model.checkpoint);
   CHECK(task.model.layer_us == 250);
+  CHECK(task.model.sum_us == 60);
   CHECK(task.model.update_ns == 1.5);
   CHECK(task.batch == 64);
   CHECK(task.microbatches == 8);
