@@ -12,6 +12,7 @@
 #include <netdb.h>
 #include <unistd.h>
 
+#include <ddp/internal/host_name.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::membership {
@@ -21,12 +22,6 @@ constexpr Member::Time kFirstRetry(100);
 constexpr Member::Time kLastRetry(2000);
 constexpr timeval kConnectLimit = {2, 0};
 constexpr std::chrono::seconds kFlushLimit(1);
-
-std::string host_name() {
-  char name[256] = {};
-  const bool known = ::gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0';
-  return known ? name : "localhost";
-}
 
 Hello hello_of(const Address& address, int slot) {
   std::random_device random;

@@ -15,6 +15,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <ddp/internal/host_name.h>
+
 #include "launch/elastic/carrier.h"
 #include "launch/elastic/elastic_host.h"
 #include "launch/processes/signals.h"
@@ -27,12 +29,6 @@ std::string random_token() {
   char text[32];
   std::snprintf(text, sizeof(text), "%08x%08x", random(), random());
   return text;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof(name) - 1) != 0) return "localhost";
-  return name;
 }
 
 CoordinatorAddress parse_address(const std::string& text) {

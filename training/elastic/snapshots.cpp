@@ -1,13 +1,12 @@
 #include "elastic/snapshots.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/host_name.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/zero_shards.h>
@@ -19,11 +18,6 @@ namespace {
 
 constexpr int64_t kSentAtOnce = int64_t{16} << 20;
 constexpr int kShardTag = 0x5348;
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
 
 /// This rank's shards of all parts that are cut.
 std::string own_shards(std::vector<Part>& parts) {

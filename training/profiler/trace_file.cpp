@@ -8,11 +8,10 @@
 #include <fstream>
 
 #include <ddp/internal/check.h>
-#include <ddp/profiler.h>
-
-#include <ddp/internal/text.h>
-
 #include <ddp/internal/file_io.h>
+#include <ddp/internal/host_name.h>
+#include <ddp/internal/text.h>
+#include <ddp/profiler.h>
 
 namespace ddp {
 namespace profiling {
@@ -88,11 +87,7 @@ std::function<void(Profiler&)> tensorboard_trace_handler(
     const std::string& folder, const std::string& worker_name) {
   return [folder, worker = worker_name](Profiler& profiler) mutable {
     make_folders(folder);
-    if (worker.empty()) {
-      char host[256] = "";
-      gethostname(host, sizeof host - 1);
-      worker = ddp::str(host, '_', getpid());
-    }
+    if (worker.empty()) worker = ddp::str(host_name(), '_', getpid());
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
     profiler.export_chrome_trace(ddp::str(folder, '/', worker, '.', ns, ".pt.trace.json"));

@@ -1,12 +1,12 @@
 // Compiled where LibTorch has its CUDA part and nccl.h was found; no_nccl.cpp elsewhere.
 #include <cuda_runtime_api.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/host_name.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -84,11 +84,9 @@ std::string id_of_gpu(int device) {
   if (const auto host_id = process_variable("NCCL_HOSTID")) {
     return ddp::str("GPU ", bus_id, " of NCCL_HOSTID ", *host_id);
   }
-  char host[256] = "";
-  (void)gethostname(host, sizeof host - 1);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return ddp::str("GPU ", bus_id, " of host ", host, " (boot ", boot, ")");
+  return ddp::str("GPU ", bus_id, " of host ", host_name(), " (boot ", boot, ")");
 }
 
 std::string why_no_nccl() { return ""; }
