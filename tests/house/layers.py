@@ -26,6 +26,7 @@ FOLDER_OF = {
     "fd": "base",
     "gradient_memory": "backends",
     "hash": "base",
+    "host_name": "base",
     "json_text": "base",
     "line_channel": "membership",
     "lines": "membership",
