@@ -12,6 +12,7 @@
 
 #include "parallel/pipeline/messages/message_header.h"
 #include "parallel/pipeline_net.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -235,6 +236,50 @@ TEST_CASE("a wait names the action, the stage and the rank that it waits for", "
   CHECK_THAT(
       errors[1],
       ContainsText("F0 of stage 1, from stage 0 on rank 0 of 2 failed on rank 1 of 2: "));
+}
+
+/// Stands still in one of its forwards, as a process that is stopped.
+struct StandingImpl : torch::nn::Module {
+  explicit StandingImpl(std::function<void()> stand)
+      : layer(register_module("layer", Layer(0))), stand(std::move(stand)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (stand && forwards++ == 2) stand();
+    return layer->forward(x);
+  }
+  Layer layer;
+  std::function<void()> stand;
+  int64_t forwards = 0;
+};
+TORCH_MODULE(Standing);
+
+TEST_CASE("a stage that stands still ends the others soon after the timeout", "[errors]") {
+  constexpr std::chrono::seconds kTimeout(4);
+  std::vector<double> seconds(3);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        const auto mesh = ddp::init_device_mesh({3, 1, 1}, {"pp", "dp", "tp"}, self.group);
+        const auto stand = [&] { self.wait_until_others_end(); };
+        ddp::PipelineStage pipeline(
+            Standing(self.rank == 1 ? stand : std::function<void()>()), self.rank, 3, pipeline_loss,
+            ddp::PipelineOptions().process_group(mesh.group("pp")));
+        const auto batch = pipeline_batch(8, 0);
+        std::vector<at::Tensor> inputs;
+        if (self.rank == 0) inputs.push_back(batch.input);
+        const auto seen = timed_error_of(
+            [&] { pipeline.step(inputs, self.rank == 2 ? batch.target : at::Tensor()); });
+        seconds[static_cast<size_t>(self.rank)] = seen.seconds;
+        TORCH_CHECK(self.rank == 1, seen.error);
+      },
+      RanksOptions{kTimeout, std::chrono::seconds(30)});
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_THAT(
+        errors[static_cast<size_t>(rank)],
+        ContainsText(", from stage 1 on rank 1 of 3 (pp 1, dp 0, tp 0) failed on rank ") &&
+            ContainsText("timed out after 4000 ms"));
+    CHECK(seconds[static_cast<size_t>(rank)] < kTimeout.count() + 1.5);
+  }
 }
 
 TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {

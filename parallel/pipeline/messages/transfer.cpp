@@ -77,24 +77,22 @@ void TransferThread::wait(IsSo is_so, WaitPoint where) {
   const auto timeout = timeout_of_group(*wire_.group);
   const auto end = Clock::now() + timeout;
   const auto is_over = [&](milliseconds at_most) {
-    auto locked = lock();
-    return changed_.wait_for(locked, at_most, [&] { return is_so() || failure_; });
-  };
-  const auto is_over_in_time = [&](milliseconds at_most) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
-    if (is_over(std::clamp(left, milliseconds(0), at_most))) return true;
+    auto locked = lock();
+    changed_.wait_for(
+        locked, std::clamp(left, milliseconds(0), at_most), [&] { return is_so() || failure_; });
+    if (is_so()) return true;
+    const auto failure = failure_;
+    locked.unlock();
+    // Here and not after the wait, because the monitor knows how long it has lasted.
     wire_.monitor->abort_on_error(where, [&] {
+      if (failure) std::rethrow_exception(failure);
       DDP_CHECK_WITH(
           DistBackendError, Clock::now() < end, "timed out after ", timeout.count(), " ms");
     });
     return false;
   };
-  if (!is_over(milliseconds(0))) wire_.monitor->wait_until(is_over_in_time, where, Peers::Some);
-  auto locked = lock();
-  if (is_so()) return;
-  const auto failure = failure_;
-  locked.unlock();
-  wire_.monitor->abort_on_error(where, [&] { std::rethrow_exception(failure); });
+  if (!is_over(milliseconds(0))) wire_.monitor->wait_until(is_over, where, Peers::Some);
 }
 
 bool TransferThread::wait_until(IsSo is_so) {
