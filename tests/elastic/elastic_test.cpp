@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ddp/batch_stream.h>
+#include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/sampler.h>
@@ -24,6 +25,7 @@
 
 #include "elastic/test_coordinator.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -66,8 +68,9 @@ enum class Where { Nowhere, BeforeForward, AfterBackward, InStep, AfterStep, Lea
 /// What is the same in all processes of a run.
 struct Setup {
   int workers = 0;
-  bool is_sharded = false;  // with a ZeroRedundancyOptimizer, and snapshots every 3 steps
-  bool swallows = false;    // the turn catches all exceptions
+  bool is_sharded = false;       // with a ZeroRedundancyOptimizer, and snapshots every 3 steps
+  bool swallows = false;         // the turn catches all exceptions
+  std::string checkpoints = "";  // folder, with one every 3 steps; empty: none
 };
 
 struct Failure {
@@ -122,6 +125,15 @@ Result run_once(
   run.add("model", model).add("optimizer", *optimizer).add("batches", batches);
   run.add("loss_sum", loss_sum).add_per_rank("own_steps", result.own_steps);
   run.on_change([&](const Generation& now) { result.repeated += now.repeated; });
+  std::optional<Checkpointer> checkpointer;
+  if (!setup.checkpoints.empty()) {
+    checkpointer.emplace(
+        setup.checkpoints,
+        CheckpointerOptions().every_steps(3).background(false).process_group(run.process_group()));
+    checkpointer->add("model", model).add("optimizer", *optimizer).add("batches", batches);
+    checkpointer->add("loss_sum", loss_sum);
+    run.checkpoints(*checkpointer);
+  }
   const auto fail_at = [&](Where where, int64_t step) {
     const auto& slots = failure.slots;
     const int slot = run.generation().slot;
@@ -183,7 +195,7 @@ std::vector<Result> run_all(int size, int min_ranks, const Setup& setup, Failure
       result.starts = 1;
       return result;
     } catch (const std::runtime_error&) {
-      if (failure.rank != self.rank) throw;
+      if (failure.slots.empty() && failure.rank != self.rank) throw;
     }
     auto result = run_once(self, coordinator.address(), setup, {});
     result.starts = 2;
@@ -341,6 +353,40 @@ TEST_CASE("a part that is lost with its copy ends the job", "[ranks][elastic][er
   CAPTURE(errors);
   CHECK(lost == 2);
   CHECK(without_state == 2);
+}
+
+TEST_CASE("a part that is lost with its copy comes from the last checkpoint", "[ranks][elastic]") {
+  // Slot 2 keeps the copy of slot 1's part. There is a checkpoint of step 3, and a snapshot of 4.
+  const auto where = GENERATE(Where::BeforeForward, Where::AfterBackward);
+  CAPTURE(static_cast<int>(where));
+  const testing::TemporaryFolder folder;
+  Setup setup;
+  setup.is_sharded = true;
+  static const auto quiet = run_all(4, 4, setup, {});
+  std::atomic<int> to_come{2};
+  Failure neighbours;
+  neighbours.slots = {1, 2};
+  neighbours.step = 4;
+  neighbours.where = where;
+  neighbours.others = &to_come;
+  setup.checkpoints = folder.path();
+  const auto mended = run_all(4, 4, setup, neighbours);
+  int replaced = 0;
+  for (const auto& result : mended) {
+    CAPTURE(result.starts);
+    CHECK(equal_states(result, quiet[0]));
+    CHECK(result.steps == quiet[0].steps);
+    CHECK(result.loss_sum == static_cast<double>(quiet[0].steps));
+    // From step 3 on again; a new process, after it.
+    const bool is_new = result.starts == 2;
+    const auto more = result.own_steps - quiet[0].steps;
+    CHECK(more >= (is_new ? -3 : 1));
+    CHECK(more <= (is_new ? -3 : where == Where::BeforeForward ? 1 : 2));
+    CHECK(result.repeated == (is_new ? 0 : 2));
+    replaced += is_new ? 1 : 0;
+  }
+  CHECK(replaced == 2);
+  CHECK(quiet[0].steps == 2 * 3);
 }
 
 // CI has 10 changes; DDP_ELASTIC_CHANGES=100: more.

@@ -17,6 +17,8 @@
 #include <ddp/internal/membership/mirror_group.h>
 #include <ddp/internal/text.h>
 
+#include "elastic/recoverable.h"
+
 namespace ddp {
 namespace {
 
@@ -158,19 +160,7 @@ void Elastic::Impl::enter() {
 bool Elastic::Impl::can_recover_from(const std::exception_ptr& error) const {
   if (!generations || at == At::Left) return false;
   if (at == At::Apply && !goes_back_to_snapshots()) return false;
-  try {
-    std::rethrow_exception(error);
-  } catch (const RankLost&) {
-    return true;
-  } catch (const Fenced&) {
-    return false;
-  } catch (const QuorumLost&) {
-    return false;
-  } catch (const c10::Error&) {
-    return generations->has_ended();
-  } catch (...) {
-    return false;
-  }
+  return elastic::is_recoverable(error, *generations);
 }
 
 /// \return false: this process has left.
@@ -218,17 +208,21 @@ void Elastic::Impl::take_state(const GenerationForm& next) {
 
 void Elastic::Impl::take_state_of_others(const GenerationForm& next) {
   const bool is_sharded = goes_back_to_snapshots();
-  const auto steps = progress.steps;
+  const bool joins = !has_state;  // and repeats nothing
+  auto steps = progress.steps;
+  const auto count_repeated = [&] {
+    if (!joins) repeated += std::max<int64_t>(steps - progress.steps, 0);
+    steps = std::min(steps, progress.steps);
+  };
   const bool are_shards_kept = is_sharded && snapshots.choose(group);
-  if (are_shards_kept) {
-    snapshots.go_back(parts, progress);
-    repeated += std::max<int64_t>(steps - progress.steps, 0);
-  }
+  if (are_shards_kept) snapshots.go_back(parts, progress);
+  count_repeated();
   const bool is_behind = progress.steps < next.applied || progress.turns < next.turns;
-  elastic::exchange_state(group, next, !has_state || (is_behind && !is_sharded), parts, progress);
+  elastic::exchange_state(group, next, joins || (is_behind && !is_sharded), parts, progress);
   has_state = true;
   rebind_parts();
   if (is_sharded) settle_shards(are_shards_kept);
+  count_repeated();
 }
 
 /// \param has_to  whether there must be one.
