@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "local_sgd/diloco/wire.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "training/diloco_simulation.h"
 
 #include "support/catch.h"
 
@@ -24,88 +24,11 @@ namespace {
 using ddp::DiLoCo;
 using ddp::DiLoCoOptions;
 using ddp::Wire;
+using namespace ddp::diloco_simulation;
 using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
-
-using Tensors = std::vector<at::Tensor>;
-
-// A region's parameters, and its inner steps towards a place of its own.
-Tensors begin_parameters(int64_t region) {
-  const auto make = [&](at::IntArrayRef sizes, double from) {
-    const auto count = at::empty(sizes).numel();
-    return (at::arange(count, at::kDouble) * 0.37 + from + static_cast<double>(region))
-        .sin()
-        .to(at::kFloat)
-        .view(sizes);
-  };
-  return {make({5, 7}, 0.1), make({3}, 0.5), make({2, 3, 4, 2}, 0.9)};
-}
-
-at::Tensor inner_step(const at::Tensor& flat, int64_t region, int64_t step) {
-  const auto place =
-      (at::arange(flat.numel(), at::kDouble) * 0.21 + static_cast<double>(region)).cos();
-  const double rate = 0.02 + 0.01 * static_cast<double>((step + region) % 3);
-  return flat - (flat - place.to(flat.scalar_type())) * rate;
-}
-
-at::Tensor flat_of(const Tensors& parameters) {
-  Tensors flat;
-  for (const auto& parameter : parameters) flat.push_back(parameter.flatten());
-  return at::cat(flat);
-}
-
-void take_inner_step(const Tensors& parameters, int64_t region, int64_t step) {
-  const auto next = inner_step(flat_of(parameters), region, step);
-  int64_t at = 0;
-  for (const auto& parameter : parameters) {
-    parameter.copy_(next.narrow(0, at, parameter.numel()).view(parameter.sizes()));
-    at += parameter.numel();
-  }
-}
-
-// All regions in one process, in double; returns their parameters.
-Tensors simulate(int64_t regions, const DiLoCoOptions& options, int64_t steps) {
-  auto outer = flat_of(begin_parameters(0)).to(at::kDouble);
-  auto momentum = at::zeros_like(outer);
-  Tensors flat(static_cast<size_t>(regions), outer);
-  const int64_t elements = outer.numel();
-  struct OnItsWay {
-    int64_t from, size, due;
-    at::Tensor mean;
-  };
-  std::optional<OnItsWay> sent;
-  const auto arrive = [&] {
-    auto o = outer.narrow(0, sent->from, sent->size);
-    auto m = momentum.narrow(0, sent->from, sent->size);
-    m.copy_(options.outer_momentum() * m + sent->mean);
-    o.sub_(
-        options.outer_lr() * (options.nesterov() ? sent->mean + options.outer_momentum() * m : m));
-    for (auto& p : flat) {
-      p = p.clone();
-      auto own = p.narrow(0, sent->from, sent->size);
-      own.copy_(options.mix() * own + (1 - options.mix()) * o);
-    }
-    sent.reset();
-  };
-  for (int64_t step = 1; step <= steps; ++step) {
-    for (int64_t r = 0; r < regions; ++r) flat[r] = inner_step(flat[r], r, step - 1);
-    if (sent && sent->due == step) arrive();
-    for (int64_t f = 0; f < options.fragments(); ++f) {
-      const int64_t turn = options.sync_every() * (f + 1) / options.fragments();
-      if (step % options.sync_every() != turn % options.sync_every()) continue;
-      const int64_t from = elements * f / options.fragments();
-      const int64_t size = elements * (f + 1) / options.fragments() - from;
-      auto mean = at::zeros({size}, at::kDouble);
-      for (const auto& p : flat) mean += (outer - p).narrow(0, from, size);
-      sent = OnItsWay{from, size, step + options.overlap(), mean / regions};
-      if (options.overlap() == 0) arrive();
-    }
-  }
-  if (sent) arrive();
-  return flat;
-}
 
 /// A rank of a world of regions of equal sizes.
 struct Placed {

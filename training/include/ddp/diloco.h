@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/detail/checkpoint_part.h>
 #include <ddp/export.h>
 #include <ddp/model_averager.h>
 #include <ddp/process_group.h>
@@ -56,6 +58,11 @@ struct DiLoCoOptions {
   TORCH_ARG(bool, error_feedback) = false;
   /// The leaders: one rank of each region; empty on the other ranks. Default: none, a single region
   TORCH_ARG(ProcessGroup, regions) = {};
+  /// In place of `regions`, and as that on one rank of each region: the coordinator of regions that
+  /// may leave and join, "HOST:PORT/TOKEN", as `ddprun --coordinate` prints it. Default: none
+  TORCH_ARG(std::string, coordinator) = "";
+  /// With `coordinator`, backend and timeout of the leaders' groups. Default: "gloo"
+  TORCH_ARG(ProcessGroupOptions, group) = ProcessGroupOptions().backend("gloo");
   /// The ranks of this region. Default: none, a region is one rank
   TORCH_ARG(ProcessGroup, local) = {};
 };
@@ -68,7 +75,8 @@ struct DiLoCoStats {
   double seconds_sent = 0;
   /// Of average_parameters(), for exchanges.
   double seconds_waited = 0;
-  /// Those of the last round, by their rank in the leaders' group.
+  /// Those of the last round, by their rank in the leaders' group; with a coordinator, their slots,
+  /// on leaders.
   std::vector<int64_t> regions;
 };
 
@@ -92,11 +100,18 @@ struct DiLoCoStats {
 /// 2 (K - 1) / K b Phi with K > 2; Phi is the number of parameters, b is 4, 2 or 1.02. In one piece
 /// with one fragment, in P pieces else.
 ///
-/// **Errors.** Where the link fails, a region does not come within the timeout of `regions`, or a
-/// region's parameters are not finite, every rank throws at the step in which the round is due. The
-/// round is then not applied, and d grows on: nothing is lost, but the groups are aborted as after
-/// any failure. A link that is cut in the last moments of a round may leave a region a round ahead:
-/// go on from a checkpoint.
+/// **Regions that leave and join.** With a `coordinator` a region that is lost, or whose DiLoCo is
+/// destroyed, costs the others nothing: an exchange under way is repeated without it. A region that
+/// joins watches the others' next exchange, and takes outer parameters, momentum and the parts of
+/// add() from one of them, while they train on; from the exchange after it on its difference
+/// counts. Call begin() after the parts are added, in every region. A region that comes to an
+/// exchange later than the others by the timeout of `group` is left out.
+///
+/// **Errors.** With `regions`, where the link fails, a region does not come within the timeout of
+/// `regions`, or a region's parameters are not finite, every rank throws at the step in which the
+/// round is due. The round is then not applied, and d grows on: nothing is lost, but the groups are
+/// aborted as after any failure. A link that is cut in the last moments of a round may leave a
+/// region a round ahead: go on from a checkpoint.
 ///
 /// Memory: 8 bytes of host memory a parameter, and a fragment on the wire. Threads: one thread, as
 /// the groups; the leader's exchanges run on a thread of their own where `overlap` is not 0.
@@ -113,15 +128,35 @@ class DDP_API DiLoCo final : public ModelAverager {
   ///
   /// Collective: yes, over `local` and `regions`. Blocks: host.
   DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options);
-  /// Drops an exchange under way: then the leaders' group is aborted.
+  /// Drops an exchange under way: then the leaders' group is aborted. With a coordinator, the other
+  /// regions go on.
   ~DiLoCo() override;
+
+  /// Adds what a region that joins takes from another: the inner optimizer, its scheduler, buffers.
+  /// The same names in all regions, before begin(). Without a coordinator it has no effect.
+  ///
+  /// \param name, part  as of Checkpointer::add. It must outlive this object.
+  template <typename T>
+  DiLoCo& add(const std::string& name, T& part) {
+    return add_part(name, detail::part_of(part));
+  }
+
+  /// Where regions may join, call it before the first step. A region that joins others waits here
+  /// for their next exchange, and has then the outer parameters and all parts.
+  ///
+  /// \return  step(): how many inner steps the regions have taken.
+  /// \throws  Fenced, QuorumLost; c10::Error  other parts, or the others have ended.
+  ///
+  /// Collective: over `local`. Blocks: host, in a region that joins.
+  int64_t begin();
 
   /// How many exchanges were applied.
   int64_t round() const;
   /// What this rank has sent, and waited for.
   DiLoCoStats stats() const;
 
-  /// Applies a mean that is on its way. Call it at the end of training.
+  /// Applies a mean that is on its way. Call it at the end of training. With a coordinator, waits
+  /// for the end of the other regions' training.
   ///
   /// Collective: yes. Blocks: host.
   void finish();
@@ -145,6 +180,7 @@ class DDP_API DiLoCo final : public ModelAverager {
   class Impl;
 
   void apply(const std::vector<at::Tensor>& parameters, int64_t step) override;
+  DiLoCo& add_part(const std::string& name, detail::CheckpointPartPtr part);
 
   std::unique_ptr<Impl> impl_;
 };

@@ -1,8 +1,9 @@
 #include <ddp/diloco.h>
 
-#include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -13,11 +14,15 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/checkpoint_part.h>
 #include <ddp/internal/error_text.h>
-#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
+#include "elastic/flat_state.h"
+#include "local_sgd/diloco/elastic_leaders.h"
 #include "local_sgd/diloco/exchange.h"
+#include "local_sgd/diloco/fixed_leaders.h"
 #include "local_sgd/diloco/fragments.h"
 #include "local_sgd/diloco/outer_update.h"
 #include "local_sgd/diloco/region.h"
@@ -62,6 +67,10 @@ void check_diloco(const std::vector<at::Tensor>& parameters, const DiLoCoOptions
       "DiLoCo: expected outer_lr above 0, outer_momentum and mix in [0, 1), got ",
       options.outer_lr(), ", ", options.outer_momentum(), " and ", options.mix(),
       ". 0.7, 0.9 and 0 are usual.");
+  DDP_CHECK_VALUE(
+      options.coordinator().empty() || !options.regions(),
+      "DiLoCo: expected regions() or coordinator(), got both. Leave one out: with a coordinator "
+      "regions may join and leave.");
 }
 
 std::string describe_settings(
@@ -111,10 +120,10 @@ class DiLoCo::Impl {
   Impl(std::vector<at::Tensor> parameters, const DiLoCoOptions& options)
       : options_(options),
         region_(
-            options.regions(), options.local(), describe_settings(parameters, options),
+            options.regions(), options.local(), !options.coordinator().empty(),
+            describe_settings(parameters, options),
             problem_of([&] { check_diloco(parameters, options); })),
         fragments_(std::move(parameters), options.fragments()),
-        exchange_(options.wire(), region_.count()),
         update_{options.outer_lr(), options.outer_momentum(), options.nesterov()},
         outer_(at::zeros({fragments_.elements()}, at::kFloat)),
         momentum_(at::zeros_like(outer_)) {
@@ -123,27 +132,61 @@ class DiLoCo::Impl {
     for (int64_t f = 0; f < fragments_.count(); ++f) {
       fragments_.part_of(outer_, f).copy_(fragments_.read(f));
     }
+    make_leaders(describe_settings(fragments_.parameters(), options_));
     region_.share_of_first(outer_);
-    for (int64_t f = 0; f < fragments_.count(); ++f) {
-      fragments_.write(f, fragments_.part_of(outer_, f), /*keep=*/0);
-    }
+    take_outer();
   }
 
   ~Impl() { drop_exchange(); }
 
+  void add(const std::string& name, detail::CheckpointPartPtr part) {
+    parts_.emplace_back(name, std::move(part));
+  }
+
+  /// \return  the inner steps that the regions have taken, where this one has just joined them.
+  std::optional<int64_t> begin_training() {
+    if (!std::exchange(joins_, false)) return std::nullopt;
+    std::shared_future<Joined> future;
+    if (region_.is_leader()) future = elastic_->joined();
+    region_.await(future);
+    auto joined = region_.is_leader() ? future.get() : Joined{};
+    const auto step = region_.share_number(joined.step);
+    const auto f = region_.share_number(joined.fragment);
+    rounds_ = region_.share_number(joined.state.round);
+    if (region_.is_leader()) {
+      outer_.copy_(joined.state.outer);
+      momentum_.copy_(joined.state.momentum);
+    }
+    region_.share_values(outer_);
+    region_.share_values(momentum_);
+    load_parts(region_.share_text(joined.state.parts));
+    take_outer();
+    round_ = Round{f, step + options_.overlap(), {}, {}};
+    if (residual_.defined()) round_->residual = at::zeros({fragments_.size(f)}, at::kFloat);
+    if (region_.is_leader()) round_->mean = ready(joined.mean);
+    if (options_.overlap() == 0) complete();
+    return step;
+  }
+
   /// Called after `steps` inner steps.
   void after_step(int64_t steps) {
+    DDP_CHECK(
+        !joins_,
+        "DiLoCo: expected begin() before the first step of a region that joins others, got a step. "
+        "Call it once all parts are added.");
     if (round_ && steps >= round_->due) complete();
     for (int64_t f = 0; f < fragments_.count(); ++f) {
       const int64_t turn = options_.sync_every() * (f + 1) / fragments_.count();
       if ((steps - turn) % options_.sync_every() != 0) continue;
-      begin(f, steps + options_.overlap());
+      begin(f, steps);
       if (options_.overlap() == 0) complete();
     }
   }
 
   void finish() {
     if (round_) complete();
+    if (!region_.is_elastic()) return;
+    do_on_leader([this] { elastic_->finish(); });
   }
 
   void check_parameters(const std::vector<at::Tensor>& parameters) const {
@@ -157,7 +200,9 @@ class DiLoCo::Impl {
 
   DiLoCoStats stats() const {
     auto stats = stats_;
-    if (region_.is_leader()) stats.seconds_sent = *seconds_sent_;
+    if (!region_.is_leader()) return stats;
+    stats.bytes_sent = leaders_->bytes_sent();
+    stats.seconds_sent = leaders_->seconds_sent();
     return stats;
   }
 
@@ -214,28 +259,74 @@ class DiLoCo::Impl {
     return round;
   }
 
-  void begin(int64_t f, int64_t due) {
+  /// While the leader does it, the other ranks of the region wait, and throw what it throws.
+  void do_on_leader(const std::function<void()>& act) const {
+    std::shared_future<void> done;
+    if (region_.is_leader()) done = std::async(std::launch::async, act).share();
+    region_.await(done);
+  }
+
+  void make_leaders(const std::string& settings) {
+    if (!region_.is_elastic()) {
+      if (!region_.is_leader()) return;
+      leaders_ = std::make_unique<FixedLeaders>(options_.wire(), region_.leaders());
+      return;
+    }
+    do_on_leader([&] {
+      std::vector<int64_t> sizes;
+      for (int64_t f = 0; f < fragments_.count(); ++f) sizes.push_back(fragments_.size(f));
+      auto elastic = std::make_unique<ElasticLeaders>(
+          ElasticLeaders::Settings{
+              options_.coordinator(), options_.group(), options_.wire(), settings, sizes},
+          outer_);
+      elastic_ = elastic.get();
+      leaders_ = std::move(elastic);
+    });
+    joins_ = region_.share_number(elastic_ != nullptr && elastic_->joins() ? 1 : 0) != 0;
+  }
+
+  /// Makes the parameters the outer ones.
+  void take_outer() const {
+    for (int64_t f = 0; f < fragments_.count(); ++f) {
+      fragments_.write(f, fragments_.part_of(outer_, f), /*keep=*/0);
+    }
+  }
+
+  std::string packed_parts() const {
+    std::vector<std::string> texts;
+    for (const auto& [name, part] : parts_) {
+      texts.push_back(name);
+      texts.push_back(elastic::packed_state(part->state()));
+    }
+    return packed(texts);
+  }
+
+  void load_parts(const std::string& text) {
+    const auto texts = unpacked(text);
+    bool are_alike = texts.size() == 2 * parts_.size();
+    for (size_t i = 0; are_alike && i < parts_.size(); ++i) {
+      are_alike = texts[2 * i] == parts_[i].first;
+    }
+    DDP_CHECK(
+        are_alike, "DiLoCo::begin: expected the ", parts_.size(), " parts that were added here, ",
+        "got ", texts.size() / 2, " of another region, or others. Add the same names, in the same ",
+        "order, in all regions.");
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      detail::LoadContext context;
+      context.subject = ddp::str("DiLoCo, part \"", parts_[i].first, '"');
+      parts_[i].second->prepare(elastic::unpacked_state(texts[2 * i + 1]), context).apply();
+    }
+  }
+
+  void begin(int64_t f, int64_t step) {
     auto values = fragments_.part_of(outer_, f) - fragments_.read(f);
     if (residual_.defined()) values += fragments_.part_of(residual_, f);
-    const auto elements = fragments_.size(f);
-    const auto own = exchange_.encode_own(values);
-    Round round{f, due, {}, {}};
-    if (residual_.defined()) round.residual = values - exchange_.decode_own(own, elements);
-    if (region_.is_leader()) {
-      stats_.bytes_sent += exchange_.bytes_sent(elements);
-      // A copy of what it needs, and no `this`: the exchange may outlive a step that throws.
-      round.mean = std::async(
-                       std::launch::async,
-                       [exchange = exchange_, own, elements, leaders = region_.leaders(),
-                        seconds = seconds_sent_] {
-                         const at::NoGradGuard no_grad;
-                         const auto start = Clock::now();
-                         auto mean = exchange.run(own, elements, leaders);
-                         *seconds = *seconds + seconds_since(start);
-                         return mean;
-                       })
-                       .share();
+    Round round{f, step + options_.overlap(), {}, {}};
+    if (residual_.defined()) round.residual = values - Exchange::as_sent(options_.wire(), values);
+    if (elastic_ != nullptr && elastic_->has_watchers()) {
+      elastic_->offer({rounds_, outer_.clone(), momentum_.clone(), packed_parts()});
     }
+    if (leaders_) round.mean = leaders_->exchange({rounds_, step, f, std::move(values)});
     round_ = std::move(round);
   }
 
@@ -255,28 +346,22 @@ class DiLoCo::Impl {
     fragments_.write(f, outer, options_.mix());
     if (residual_.defined()) fragments_.part_of(residual_, f).copy_(round->residual);
     ++rounds_;
-    stats_.regions.resize(static_cast<size_t>(region_.count()));
-    std::iota(stats_.regions.begin(), stats_.regions.end(), int64_t{0});
+    if (leaders_) {
+      stats_.regions = leaders_->regions();
+    } else {
+      stats_.regions.resize(static_cast<size_t>(region_.count()));
+      std::iota(stats_.regions.begin(), stats_.regions.end(), int64_t{0});
+    }
   }
 
-  // Other regions may not come to the exchange any more.
   void drop_exchange() noexcept {
     const auto round = std::exchange(round_, std::nullopt);
-    if (!round || !round->mean.valid() || !region_.leaders()) return;
-    constexpr std::chrono::seconds kPatience(2);
-    if (round->mean.wait_for(kPatience) == std::future_status::ready) return;
-    problem_of([&] {
-      const auto monitor = monitor_of(region_.leaders());
-      monitor->fail(ddp::str(
-          "DiLoCo ended on ", monitor->rank_text(), " while round ", rounds_,
-          " was being exchanged"));
-    });
+    if (round && round->mean.valid() && leaders_) leaders_->drop(round->mean);
   }
 
   const DiLoCoOptions options_;
   const Region region_;
   const Fragments fragments_;
-  const Exchange exchange_;
   const OuterUpdate update_;
   at::Tensor outer_;  // float32, of all elements, on the CPU; as the next two
   at::Tensor momentum_;
@@ -284,9 +369,10 @@ class DiLoCo::Impl {
   int64_t rounds_ = 0;
   std::optional<Round> round_;
   DiLoCoStats stats_;
-  // Written by an exchange's thread.
-  const std::shared_ptr<std::atomic<double>> seconds_sent_ =
-      std::make_shared<std::atomic<double>>(0);
+  bool joins_ = false;  // others that train, and has not begun
+  std::vector<std::pair<std::string, detail::CheckpointPartPtr>> parts_;
+  std::unique_ptr<Leaders> leaders_;   // null on ranks that are no leaders
+  ElasticLeaders* elastic_ = nullptr;  // the same, where regions may join and leave
 };
 
 DiLoCo::DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options)
@@ -297,6 +383,17 @@ DiLoCo::~DiLoCo() = default;
 int64_t DiLoCo::round() const { return impl_->rounds(); }
 
 DiLoCoStats DiLoCo::stats() const { return impl_->stats(); }
+
+int64_t DiLoCo::begin() {
+  const at::NoGradGuard no_grad;
+  if (const auto step = impl_->begin_training()) set_step(*step);
+  return step();
+}
+
+DiLoCo& DiLoCo::add_part(const std::string& name, detail::CheckpointPartPtr part) {
+  impl_->add(name, std::move(part));
+  return *this;
+}
 
 void DiLoCo::finish() {
   const at::NoGradGuard no_grad;

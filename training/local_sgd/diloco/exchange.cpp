@@ -13,24 +13,15 @@
 #include "local_sgd/diloco/wire.h"
 
 namespace ddp {
-namespace {
 
-// The mean in the order of regions, so that every rank has the same bits.
-at::Tensor mean_of_rows(Wire wire, const at::Tensor& rows, int64_t elements) {
-  auto sum = at::zeros({elements}, at::kFloat);
-  for (int64_t region = 0; region < rows.size(0); ++region) {
-    sum.add_(decode(wire, rows[region], elements));
-  }
-  return sum.div_(static_cast<double>(rows.size(0)));
-}
-
-}  // namespace
-
+// Parts begin where blocks do, so that values are encoded alike in parts and in one piece.
 int64_t Exchange::part_elements(int64_t elements) const {
-  return is_cut() ? (elements + regions_ - 1) / regions_ : elements;
+  if (!is_cut()) return elements;
+  const int64_t part = (elements + regions_ - 1) / regions_;
+  return (part + kWireBlock - 1) / kWireBlock * kWireBlock;
 }
 
-at::Tensor Exchange::encode_own(const at::Tensor& values) const {
+at::Tensor Exchange::encode_parts(const at::Tensor& values) const {
   if (!is_cut()) return encode(wire_, values).unsqueeze(0);
   const int64_t part = part_elements(values.numel());
   const auto padded = at::constant_pad_nd(values, {0, part * regions_ - values.numel()});
@@ -41,27 +32,45 @@ at::Tensor Exchange::encode_own(const at::Tensor& values) const {
   return at::stack(parts);
 }
 
-at::Tensor Exchange::decode_own(const at::Tensor& own, int64_t elements) const {
-  std::vector<at::Tensor> parts;
-  for (int64_t k = 0; k < own.size(0); ++k) {
-    parts.push_back(decode(wire_, own[k], part_elements(elements)));
+at::Tensor Exchange::decode_parts(const at::Tensor& parts, int64_t elements) const {
+  std::vector<at::Tensor> decoded;
+  for (int64_t k = 0; k < parts.size(0); ++k) {
+    decoded.push_back(decode(wire_, parts[k], part_elements(elements)));
   }
-  return at::cat(parts).narrow(0, 0, elements);
+  return at::cat(decoded).narrow(0, 0, elements);
+}
+
+at::Tensor Exchange::as_sent(Wire wire, const at::Tensor& values) {
+  return decode(wire, encode(wire, values), values.numel());
+}
+
+// In the order of regions, so that every rank has the same bits.
+at::Tensor Exchange::mean_of_rows(
+    const at::Tensor& rows, int64_t elements, const std::vector<int64_t>& counted) const {
+  auto sum = at::zeros({elements}, at::kFloat);
+  const auto add = [&](int64_t region) { sum.add_(decode(wire_, rows[region], elements)); };
+  for (const int64_t region : counted) add(region);
+  if (!counted.empty()) return sum.div_(static_cast<double>(counted.size()));
+  for (int64_t region = 0; region < regions_; ++region) add(region);
+  return sum.div_(static_cast<double>(regions_));
 }
 
 at::Tensor Exchange::run(
-    const at::Tensor& own, int64_t elements, const ProcessGroup& leaders) const {
-  if (regions_ == 1) return decode_own(own, elements);
+    const at::Tensor& values, const ProcessGroup& leaders,
+    const std::vector<int64_t>& counted) const {
+  const int64_t elements = values.numel();
+  const auto own = encode_parts(values);
+  if (regions_ == 1) return decode_parts(own, elements);
   auto of_all = at::empty({regions_, own.size(1)}, at::kByte);
   if (!is_cut()) {
     all_gather_into_tensor(of_all, own, leaders);
-    return mean_of_rows(wire_, of_all, elements);
+    return mean_of_rows(of_all, elements, counted);
   }
   auto slices = at::empty_like(own);
   all_to_all_single(slices, own, {}, {}, leaders);
-  const auto mean = mean_of_rows(wire_, slices, part_elements(elements));
+  const auto mean = mean_of_rows(slices, part_elements(elements), counted);
   all_gather_into_tensor(of_all, encode(wire_, mean).unsqueeze(0), leaders);
-  return decode_own(of_all, elements);
+  return decode_parts(of_all, elements);
 }
 
 int64_t Exchange::bytes_sent(int64_t elements) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ddp/diloco.h>
@@ -17,22 +18,28 @@ class Exchange {
  public:
   Exchange(Wire wire, int64_t regions) : wire_(wire), regions_(regions) {}
 
-  /// This region's part of an exchange of `values` (1-D, float32): [parts, bytes of a part].
-  at::Tensor encode_own(const at::Tensor& values) const;
-  /// The values that the others see for what encode_own() made.
-  at::Tensor decode_own(const at::Tensor& own, int64_t elements) const;
-
-  /// Exchanges what encode_own() made of `elements` values; returns their mean over the regions.
+  /// Exchanges `values` (1-D, float32); returns their mean over the regions.
+  ///
+  /// \param counted  the regions whose values are in the mean, ascending; empty: all.
   ///
   /// Collective: over the leaders. Blocks: host.
-  at::Tensor run(const at::Tensor& own, int64_t elements, const ProcessGroup& leaders) const;
+  at::Tensor run(
+      const at::Tensor& values, const ProcessGroup& leaders,
+      const std::vector<int64_t>& counted = {}) const;
 
   /// What a leader sends in one run.
   int64_t bytes_sent(int64_t elements) const;
 
+  /// What `values` are on the wire, decoded: the same for any number of regions.
+  static at::Tensor as_sent(Wire wire, const at::Tensor& values);
+
  private:
   bool is_cut() const { return regions_ > 2; }
   int64_t part_elements(int64_t elements) const;
+  at::Tensor encode_parts(const at::Tensor& values) const;
+  at::Tensor decode_parts(const at::Tensor& parts, int64_t elements) const;
+  at::Tensor mean_of_rows(
+      const at::Tensor& rows, int64_t elements, const std::vector<int64_t>& counted) const;
 
   const Wire wire_;
   const int64_t regions_;

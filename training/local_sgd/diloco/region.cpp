@@ -1,5 +1,6 @@
 #include "local_sgd/diloco/region.h"
 
+#include <exception>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -14,9 +15,8 @@
 namespace ddp {
 namespace {
 
-constexpr std::chrono::milliseconds kReportInterval(200);
-/// What a leader says of the mean.
-enum MeanState : int64_t { kPending, kReady, kFailed };
+/// What a leader says of what it waits for.
+enum Awaited : int64_t { kPending, kReady, kFailed };
 
 // The first problem of the ranks' packed {problem, settings}; "" for none.
 std::string find_problem(const std::vector<std::string>& by_rank, const char* what) {
@@ -39,11 +39,12 @@ std::vector<std::string> texts_of(const std::string& own, const ProcessGroup& gr
 }  // namespace
 
 Region::Region(
-    ProcessGroup leaders, ProcessGroup local, const std::string& settings,
+    ProcessGroup leaders, ProcessGroup local, bool is_elastic, const std::string& settings,
     const std::string& problem)
     : leaders_(std::move(leaders)), local_(std::move(local)) {
   // Every rank takes part in all exchanges, whatever it has found: no other rank waits for it.
-  const auto of_region = texts_of(packed({problem, settings, leaders_ ? "leader" : ""}), local_);
+  const auto of_region =
+      texts_of(packed({problem, settings, leaders_ || is_elastic ? "leader" : ""}), local_);
   auto found = find_problem(of_region, "rank");
   int leaders_here = 0;
   for (size_t rank = 0; rank < of_region.size(); ++rank) {
@@ -53,9 +54,11 @@ Region::Region(
   if (found.empty() && leaders_here > 1) {
     found = ddp::str(
         "DiLoCo: expected one rank of a region in the leaders' group, got ", leaders_here, " of ",
-        of_region.size(), ". Give regions() to one rank of each region, and none to the others.");
+        of_region.size(),
+        ". Give regions() or coordinator() to one rank of each region, and none to the others.");
   }
   is_leader_ = !local_ || local_->getRank() == leader_;
+  if (is_elastic) count_ = 0;
   if (leaders_) {
     found = find_problem(texts_of(packed({found, settings}), leaders_), "the leader of region");
     count_ = leaders_->getSize();
@@ -66,7 +69,7 @@ Region::Region(
   InputText(said.at(1)) >> count_;
 }
 
-void Region::share_bytes(at::Tensor& values) const {
+void Region::share_values(at::Tensor& values) const {
   if (!local_) return;
   auto carried = values.to(carrier_device(*local_));
   broadcast(carried, leader_, local_);
@@ -75,33 +78,44 @@ void Region::share_bytes(at::Tensor& values) const {
 
 int64_t Region::share_number(int64_t number) const {
   auto carried = at::full({1}, number, at::kLong);
-  share_bytes(carried);
+  share_values(carried);
   return carried.item<int64_t>();
+}
+
+std::string Region::share_text(const std::string& text) const {
+  return texts_of(is_leader_ ? text : "", local_).at(static_cast<size_t>(leader_));
 }
 
 void Region::share_of_first(at::Tensor& values) const {
   if (leaders_) broadcast(values, /*src=*/0, leaders_);
-  share_bytes(values);
+  share_values(values);
 }
 
-at::Tensor Region::share(const std::shared_future<at::Tensor>& mean, int64_t elements) const {
-  if (!local_) return mean.get();
+void Region::await_leader(c10::function_ref<bool()> is_ready) const {
   int64_t state = kPending;
-  std::string error;
+  std::exception_ptr failure;
   while (state == kPending) {
-    if (is_leader_ && mean.wait_for(kReportInterval) == std::future_status::ready) {
-      error = problem_of([&] { mean.get(); });
-      state = error.empty() ? kReady : kFailed;
+    if (is_leader_) {
+      try {
+        if (is_ready()) state = kReady;
+      } catch (...) {
+        failure = std::current_exception();
+        state = kFailed;
+      }
     }
     state = share_number(state);
   }
-  if (state == kFailed) {
-    error = all_gather_strings(error, local_).at(static_cast<size_t>(leader_));
-    if (is_leader_) mean.get();
-    C10_THROW_ERROR(DistBackendError, error);
-  }
+  if (state == kReady) return;
+  const auto error = share_text(failure ? text_of(failure) : "");
+  if (failure) std::rethrow_exception(failure);
+  C10_THROW_ERROR(DistBackendError, error);
+}
+
+at::Tensor Region::share(const std::shared_future<at::Tensor>& mean, int64_t elements) const {
+  await(mean);
+  if (!local_) return mean.get();
   auto values = is_leader_ ? mean.get().clone() : at::empty({elements}, at::kFloat);
-  share_bytes(values);
+  share_values(values);
   return values;
 }
 

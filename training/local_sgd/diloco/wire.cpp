@@ -6,11 +6,10 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kBlock = 256;
 constexpr int64_t kScaleBytes = 4;
 constexpr double kLargest = 127;
 
-int64_t blocks_of(int64_t elements) { return (elements + kBlock - 1) / kBlock; }
+int64_t blocks_of(int64_t elements) { return (elements + kWireBlock - 1) / kWireBlock; }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(at::kByte); }
 
@@ -19,7 +18,7 @@ at::Tensor encode_int8(const at::Tensor& values) {
   const int64_t elements = values.numel();
   const int64_t blocks = blocks_of(elements);
   const auto padded =
-      at::constant_pad_nd(values, {0, blocks * kBlock - elements}).view({blocks, kBlock});
+      at::constant_pad_nd(values, {0, blocks * kWireBlock - elements}).view({blocks, kWireBlock});
   const auto scales = padded.abs().amax(1, /*keepdim=*/true).div_(kLargest);
   // A block of zeros has the scale 0: 0 / 1 is what it has to be.
   const auto divisors = scales.masked_fill(scales == 0, 1);
@@ -32,8 +31,9 @@ at::Tensor decode_int8(const at::Tensor& bytes, int64_t elements) {
   const int64_t blocks = blocks_of(elements);
   const auto scales = bytes.narrow(0, 0, blocks * kScaleBytes).clone().view(at::kFloat);
   const auto integers = bytes.narrow(0, blocks * kScaleBytes, elements).view(at::kChar);
-  const auto padded = at::constant_pad_nd(integers.to(at::kFloat), {0, blocks * kBlock - elements});
-  const auto values = padded.view({blocks, kBlock}).mul(scales.view({blocks, 1}));
+  const auto padded =
+      at::constant_pad_nd(integers.to(at::kFloat), {0, blocks * kWireBlock - elements});
+  const auto values = padded.view({blocks, kWireBlock}).mul(scales.view({blocks, 1}));
   return values.flatten().narrow(0, 0, elements).contiguous();
 }
 

@@ -7,6 +7,9 @@
 
 namespace ddp {
 
+/// Elements that have a scale in common, with Wire::Int8.
+constexpr int64_t kWireBlock = 256;
+
 /// Bytes of `elements` numbers on the wire.
 int64_t encoded_bytes(Wire wire, int64_t elements);
 

@@ -1,0 +1,239 @@
+// Regions of DiLoCo that are lost, leave and join, as threads, beside a simulation in one process.
+#include <ddp/diloco.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ddp/process_group.h>
+#include <torch/torch.h>
+
+#include "elastic/test_coordinator.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "training/diloco_simulation.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace diloco_regions_test {
+
+using namespace diloco_simulation;
+using testing::error_of;
+using testing::Rank;
+using testing::run_ranks;
+using testing::TestCoordinator;
+
+struct Region {
+  int64_t number = 0;
+  DiLoCoOptions options;
+};
+
+/// That of a rank in a world of regions of equal sizes; the last rank of each is the leader.
+Region place(
+    const Rank& self, int per_region, const TestCoordinator& coordinator, DiLoCoOptions options,
+    std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  const int number = self.rank / per_region;
+  if (per_region > 1) options.local(split_group(number, 0, self.group));
+  if (self.rank % per_region == per_region - 1) options.coordinator(coordinator.address());
+  options.group(ProcessGroupOptions().backend("gloo").timeout(timeout));
+  return {number, options};
+}
+
+void train_until(DiLoCo& diloco, const Tensors& parameters, int64_t region, int64_t last) {
+  while (diloco.step() < last) {
+    take_inner_step(parameters, region, diloco.step());
+    diloco.average_parameters(parameters);
+  }
+}
+
+at::Tensor saved(const DiLoCo& diloco, const char* key) {
+  torch::serialize::OutputArchive archive;
+  diloco.save(archive);
+  std::stringstream bytes;
+  archive.save_to(bytes);
+  torch::serialize::InputArchive again;
+  again.load_from(bytes);
+  at::Tensor value;
+  again.read(key, value);
+  return value;
+}
+
+struct Ended {
+  at::Tensor parameters, outer, momentum;
+  int64_t round = 0;
+  int64_t begins = 0;  // of a region that joined
+  double part = 0;
+  std::vector<int64_t> regions;
+};
+
+Ended ended(const DiLoCo& diloco, const Tensors& parameters) {
+  Ended result;
+  result.parameters = flat_of(parameters);
+  result.outer = saved(diloco, "outer");
+  result.momentum = saved(diloco, "momentum");
+  result.round = diloco.round();
+  result.regions = diloco.stats().regions;
+  return result;
+}
+
+}  // namespace diloco_regions_test
+
+using namespace diloco_regions_test;
+
+TEST_CASE("regions that may leave train as those that may not", "[ranks][elastic][diloco]") {
+  const auto options = GENERATE(
+      DiLoCoOptions(), DiLoCoOptions().fragments(3).overlap(2).wire(Wire::Int8),
+      DiLoCoOptions().error_feedback(true).overlap(3).mix(0.25).wire(Wire::Int8));
+  CAPTURE(options.fragments(), options.overlap());
+  constexpr int64_t kSteps = 20;
+  auto full = options;
+  full.sync_every(6);
+  const TestCoordinator coordinator(3, 3);
+  const auto both = run_ranks<std::pair<Ended, Ended>>(3, [&](const Rank& self) {
+    const auto train = [&](const DiLoCoOptions& own) {
+      const auto parameters = begin_parameters(self.rank);
+      DiLoCo diloco(parameters, own);
+      CHECK(diloco.begin() == 0);
+      train_until(diloco, parameters, self.rank, kSteps);
+      diloco.finish();
+      return ended(diloco, parameters);
+    };
+    auto fixed = full;
+    fixed.regions(self.group);
+    // Slots are given in the order of coming: regions may have other places than ranks.
+    return std::make_pair(train(fixed), train(place(self, 1, coordinator, full).options));
+  });
+  for (const auto& [fixed, elastic] : both) {
+    CHECK(at::equal(elastic.outer, both[0].second.outer));
+    CHECK(at::equal(elastic.momentum, both[0].second.momentum));
+    CHECK(elastic.round == fixed.round);
+    CHECK(elastic.regions == std::vector<int64_t>{0, 1, 2});
+  }
+}
+
+TEST_CASE("a region leaves, and another one joins", "[ranks][elastic][diloco]") {
+  const auto options = GENERATE(
+      DiLoCoOptions(), DiLoCoOptions().fragments(2), DiLoCoOptions().fragments(2).overlap(2),
+      DiLoCoOptions().overlap(4).mix(0.5));
+  const int per_region = options.fragments() == 1 ? 2 : 1;
+  CAPTURE(options.fragments(), options.overlap());
+  constexpr int kRegions = 3;
+  constexpr int64_t kLeaves = 17;  // with no exchange under way
+  auto full = options;
+  full.sync_every(6).wire(Wire::Float32);
+  const TestCoordinator coordinator(kRegions, 1);
+  std::atomic<int64_t> last{0};  // step; 0: the region has not come back yet
+  const auto results = run_ranks<Ended>(kRegions * per_region, [&](const Rank& self) {
+    const auto [region, own] = place(self, per_region, coordinator, full);
+    // By the order in which they came, the first has any slot: all begin alike.
+    const auto make_parameters = [] { return begin_parameters(0); };
+    int64_t begins = 0;
+    double part = 0;
+    if (region == 2) {
+      const auto parameters = make_parameters();
+      DiLoCo diloco(parameters, own);
+      diloco.add("part", part);
+      diloco.begin();
+      train_until(diloco, parameters, region, kLeaves);
+    }
+    const auto parameters = make_parameters();
+    if (region == 2) {
+      for (const auto& parameter : parameters) parameter.fill_(7);
+    }
+    DiLoCo diloco(parameters, own);
+    if (region != 2) part = 5;
+    diloco.add("part", part);
+    begins = diloco.begin();
+    if (region == 2) last = begins + 20;
+    while (last == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      train_until(diloco, parameters, region, diloco.step() + 1);
+    }
+    train_until(diloco, parameters, region, last);
+    diloco.finish();
+    auto result = ended(diloco, parameters);
+    result.begins = begins;
+    result.part = part;
+    return result;
+  });
+  const auto& newcomer = results.back();
+  CHECK(newcomer.begins > kLeaves);
+  CHECK(newcomer.begins % (6 / full.fragments()) == 0);
+  const auto expected =
+      simulate(kRegions, full, newcomer.begins + 20, {{2, {kLeaves, newcomer.begins}}});
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    CAPTURE(rank);
+    const auto& result = results[rank];
+    CHECK(at::equal(result.outer, results[0].outer));
+    CHECK(at::equal(result.momentum, results[0].momentum));
+    CHECK(result.round == results[0].round);
+    CHECK(result.part == 5);
+    const auto& simulated = expected[rank / static_cast<size_t>(per_region)];
+    // Over some hundred steps the roundings of float32 add up.
+    const double error = (result.parameters - simulated).abs().max().item<double>();
+    CHECK(error < 1e-5);
+  }
+}
+
+TEST_CASE("a region that is late for an exchange is left out", "[ranks][elastic][diloco][errors]") {
+  const TestCoordinator coordinator(2, 1);
+  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
+    const auto own =
+        place(self, 1, coordinator, DiLoCoOptions().sync_every(4), std::chrono::milliseconds(700));
+    const auto parameters = begin_parameters(0);
+    DiLoCo diloco(parameters, own.options);
+    return error_of([&] {
+      train_until(diloco, parameters, self.rank, 6);
+      if (self.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      train_until(diloco, parameters, self.rank, 12);
+      diloco.finish();
+    });
+  });
+  CHECK(errors[0] == "");
+  CHECK_THAT(errors[1], ContainsText("expected this region's next exchange within 700 ms"));
+}
+
+TEST_CASE("what regions that may leave refuse", "[ranks][elastic][diloco][errors]") {
+  const std::string kind = GENERATE("options", "steps", "both", "no begin");
+  CAPTURE(kind);
+  const TestCoordinator coordinator(2, 1);
+  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
+    auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(4)).options;
+    if (kind == "options" && self.rank == 1) own.mix(0.5);
+    if (kind == "both") own.regions(self.group);
+    const auto parameters = begin_parameters(0);
+    return error_of([&] {
+      auto diloco = std::make_unique<DiLoCo>(parameters, own);
+      if (kind == "steps" && self.rank == 1) diloco->set_step(4);
+      train_until(*diloco, parameters, self.rank, 12);
+      if (kind != "no begin") return;
+      if (self.rank == 0) {
+        train_until(*diloco, parameters, self.rank, 80);
+        return;
+      }
+      diloco.reset();
+      DiLoCo joins(parameters, own);
+      train_until(joins, parameters, self.rank, 12);
+    });
+  });
+  if (kind == "no begin") {
+    CHECK(errors[0] == "");
+    CHECK_THAT(errors[1], ContainsText("expected begin() before the first step"));
+    return;
+  }
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText(
+                   kind == "options" ? "expected the same options and parameters in all regions"
+                   : kind == "both"  ? "expected regions() or coordinator(), got both"
+                                     : "expected all regions at the same step and round"));
+  }
+}
+
+}  // namespace ddp

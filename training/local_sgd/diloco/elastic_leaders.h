@@ -1,0 +1,155 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/diloco.h>
+#include <ddp/internal/membership/generations.h>
+#include <ddp/process_group.h>
+
+#include "local_sgd/diloco/leaders.h"
+
+namespace ddp {
+
+/// What a region has that another one takes when it joins: all but the parameters.
+struct OuterState {
+  int64_t round = 0;
+  at::Tensor outer;
+  at::Tensor momentum;
+  std::string parts;
+};
+
+/// Where a region begins that joins others: with their state before an exchange, and its mean.
+struct Joined {
+  OuterState state;
+  int64_t step = 0;  // inner steps that the others had taken when they began it
+  int64_t fragment = 0;
+  at::Tensor mean;
+};
+
+/// Leaders that may be lost and join, as members of a coordinator's job of their own.
+///
+/// A thread belongs to the slow link. The leaders' threads tell each other some times a second what
+/// they wait for, in a gather of some numbers: a *tick*. An exchange begins in the tick in which
+/// all regions have called for it. Until then no collective waits for a region that still takes its
+/// steps, so regions can join, and a lost one is left out, while the others train.
+///
+/// A difference is kept until its mean is here, so an exchange that failed is repeated without the
+/// region that was lost. Where some leaders had its mean already, they give it to the others.
+///
+/// A region that joins watches the next exchange, without a part in its mean, and then gets the
+/// state before it, in pieces between ticks; the others train on meanwhile.
+class ElasticLeaders final : public Leaders {
+ public:
+  struct Settings {
+    std::string coordinator;
+    ProcessGroupOptions group;
+    Wire wire = Wire::Float32;
+    std::string text;                     // the same in all regions
+    std::vector<int64_t> fragment_sizes;  // elements
+  };
+
+  /// Meets the other regions. Where all begin, gives them `outer` of the first.
+  ElasticLeaders(Settings settings, at::Tensor& outer);
+  /// Leaves: the others go on without this region.
+  ~ElasticLeaders() override;
+
+  /// Whether this region joins others that train: joined() comes before its first exchange.
+  bool joins() const { return joins_; }
+  std::shared_future<Joined> joined() const { return joined_future_; }
+  /// Whether regions watch, which take the next state that is offered.
+  bool has_watchers() const { return has_watchers_; }
+  /// Offers copies of the state before the next exchange.
+  void offer(OuterState state);
+
+  std::shared_future<at::Tensor> exchange(Difference difference) override;
+  void drop(const std::shared_future<at::Tensor>& mean) noexcept override;
+  int64_t bytes_sent() const override { return bytes_sent_; }
+  double seconds_sent() const override { return seconds_sent_; }
+  std::vector<int64_t> regions() const override;
+
+  /// Waits until all regions are at the end of their training.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// What a leader tells in a tick.
+  struct Note {
+    int64_t is_ready, round, step, fragment;  // of the exchange that it waits for
+    int64_t waits_ms;                         // since when
+    int64_t has_state, is_finished, wants_change;
+    int64_t bytes_to_send;  // of a state, to those that watch
+  };
+  struct Wanted {
+    Difference difference;
+    std::promise<at::Tensor> mean;
+    Clock::time_point since;
+  };
+  /// The last exchange.
+  struct Last {
+    int64_t fragment = 0;
+    at::Tensor mean;
+  };
+
+  void run();
+  bool enter_next();
+  void catch_up(const ProcessGroup& group, const GenerationForm& form);
+  void begin_together(const std::vector<std::string>& settings, const ProcessGroup& group);
+  void tick();
+  Note own_note();
+  std::vector<Note> gather_notes(const Note& own) const;
+  void leave_if_too_late(const std::vector<Note>& notes) const;
+  void exchange_with(const std::vector<Note>& notes);
+  void send_piece(int source, const std::vector<Note>& notes);
+  void receive_piece(int source, int64_t bytes);
+  void drop_state();
+  void end_with_others(bool has_state);
+  void deliver(const Last& last);
+  void fail(const std::exception_ptr& error);
+
+  const Settings settings_;
+  Generations generations_;
+  bool joins_ = false;
+
+  // Of the thread.
+  at::Tensor* outer_;  // that all begin with; null afterwards
+  ProcessGroup group_;
+  std::vector<int> slots_;
+  bool has_state_ = false;
+  bool is_over_ = false;
+  std::optional<Clock::time_point> left_at_;
+  int64_t exchanges_ = 0;  // that are over
+  Last last_;
+  std::optional<Joined> joining_;  // without its state
+  std::string on_its_way_;         // a state to be sent, or what has come of one
+  size_t sent_ = 0;
+  std::promise<Joined> joined_;
+  const std::shared_future<Joined> joined_future_ = joined_.get_future().share();
+
+  mutable std::mutex mutex_;  // guards the next ones
+  std::condition_variable changed_;
+  std::optional<Wanted> wanted_;
+  std::optional<OuterState> offered_;
+  std::vector<int64_t> regions_;
+  bool is_finished_ = false;
+  bool stops_ = false;
+  std::exception_ptr failure_;
+
+  std::atomic<bool> has_watchers_{false};
+  std::atomic<int64_t> bytes_sent_{0};
+  std::atomic<double> seconds_sent_{0};
+  std::thread thread_;
+};
+
+}  // namespace ddp

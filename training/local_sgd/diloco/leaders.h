@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// How far a region has come from the outer parameters of a fragment.
+struct Difference {
+  int64_t round = 0;  // how many exchanges this region has applied
+  int64_t step = 0;   // how many inner steps it has taken
+  int64_t fragment = 0;
+  at::Tensor values;  // 1-D, float32, on the CPU; not changed any more
+};
+
+/// The ranks that use the slow link, one of each region, as one of them sees them.
+class Leaders {
+ public:
+  virtual ~Leaders() = default;
+
+  /// Begins an exchange. One at a time.
+  ///
+  /// \return  the mean of all regions' values, with the same bits in all regions.
+  virtual std::shared_future<at::Tensor> exchange(Difference difference) = 0;
+  /// Drops an exchange whose mean is not wanted any more.
+  virtual void drop(const std::shared_future<at::Tensor>& mean) noexcept = 0;
+
+  /// What this rank has sent in exchanges.
+  virtual int64_t bytes_sent() const = 0;
+  virtual double seconds_sent() const = 0;
+  /// Those of the last exchange.
+  virtual std::vector<int64_t> regions() const = 0;
+};
+
+}  // namespace ddp
