@@ -46,7 +46,8 @@ Groups without_cuts() {
 
 Groups in_regions(const Regions& regions) {
   const int64_t ranks = ddp::get_world_size(), rank = ddp::get_rank();
-  const auto count = regions.count == 0 ? ranks : regions.count;
+  const bool is_elastic = !regions.coordinator.empty();
+  const auto count = is_elastic ? 1 : regions.count == 0 ? ranks : regions.count;
   expect_ranks(
       ranks % count == 0,
       "--regions: expected a number that divides that of the ranks, " + std::to_string(ranks),
@@ -54,7 +55,7 @@ Groups in_regions(const Regions& regions) {
   const auto region_size = ranks / count;
   auto groups = without_cuts();
   groups.data = ddp::split_group(static_cast<int>(rank / region_size));
-  groups.leaders = ddp::split_group(rank % region_size == 0 ? 0 : -1);
+  if (!is_elastic) groups.leaders = ddp::split_group(rank % region_size == 0 ? 0 : -1);
   return groups;
 }
 

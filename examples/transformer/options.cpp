@@ -100,6 +100,11 @@ void add_regions(CLI::App& app, Regions& regions) {
   add("--regions", regions.count,
       "Regions of consecutive ranks, which average within; 0: each rank is one")
       ->check(between<int64_t>(0, 100000));
+  add("--coordinator", regions.coordinator,
+      "Where ddprun --coordinate runs, as it prints it: this job is one region, and others may "
+      "join "
+      "and leave; give each another --seed")
+      ->excludes(app.get_option("--regions"));
   add("--outer-lr", regions.outer_lr, "Rate of the steps by these exchanges")
       ->check(kPositiveFinite);
   add("--outer-momentum", regions.outer_momentum, "Their Nesterov momentum")
@@ -223,9 +228,6 @@ void check_whole_models(const Options& options, const CLI::App& app) {
     expect(!options.regions.are_used(), "--elastic: expected no --diloco beside it", "both");
     expect(options.dp == 0, "--dp: expected 0 with --elastic", std::to_string(options.dp));
   } else {
-    expect(
-        options.checkpoint.empty(), "--checkpoint: expected none with --diloco",
-        options.checkpoint);
     expect(
         options.regions.overlap <= options.regions.sync_every / options.regions.fragments,
         "--overlap: expected at most --diloco / --fragments",

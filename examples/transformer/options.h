@@ -23,8 +23,9 @@ struct Shape {
 
 /// Regions of ranks, which train together over slow links.
 struct Regions {
-  int64_t sync_every = 0;  // steps from one exchange to the next; 0: all ranks average every step
-  int64_t count = 0;       // 0: each rank is one
+  int64_t sync_every = 0;   // steps from one exchange to the next; 0: all ranks average every step
+  int64_t count = 0;        // 0: each rank is one
+  std::string coordinator;  // of regions that may join and leave, each a job; empty: they may not
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
   int64_t fragments = 1;

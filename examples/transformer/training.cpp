@@ -43,6 +43,7 @@ ddp::Wire wire_of(const std::string& name) {
 
 std::unique_ptr<ddp::DiLoCo> make_diloco(const Regions& regions, TrainedModel& model) {
   if (!regions.are_used()) return nullptr;
+  const bool is_leader = model.groups().data->getRank() == 0;
   return std::make_unique<ddp::DiLoCo>(
       model.module().parameters(), ddp::DiLoCoOptions()
                                        .sync_every(regions.sync_every)
@@ -52,6 +53,7 @@ std::unique_ptr<ddp::DiLoCo> make_diloco(const Regions& regions, TrainedModel& m
                                        .overlap(regions.overlap)
                                        .wire(wire_of(regions.wire))
                                        .regions(model.groups().leaders)
+                                       .coordinator(is_leader ? regions.coordinator : "")
                                        .local(model.groups().data));
 }
 
@@ -67,16 +69,27 @@ Training::Training(const Options& options, TrainedModel model, Windows windows)
       cosine_(*optimizer_, options.steps - options.warmup),
       schedule_(*optimizer_, {&warm_up_, &cosine_}, {options.warmup}),
       diloco_(make_diloco(options.regions, model_)) {
+  if (diloco_) diloco_->add("optimizer", *optimizer_).add("schedule", schedule_);
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(
       options.checkpoint, ddp::CheckpointerOptions().every_steps(options.checkpoint_every));
-  checkpointer_->add("model", model_.module());
-  checkpointer_->add("optimizer", *optimizer_).add("schedule", schedule_);
+  if (diloco_) {
+    // Between two exchanges each region has its own.
+    checkpointer_->add_per_rank("model", model_.module()).add_per_rank("optimizer", *optimizer_);
+    checkpointer_->add("diloco", *diloco_);
+  } else {
+    checkpointer_->add("model", model_.module()).add("optimizer", *optimizer_);
+  }
+  checkpointer_->add("schedule", schedule_);
   checkpointer_->add("sampler", sampler_).add_per_rank("tally", tally_);
 }
 
 void Training::begin(examples::Progress& progress) {
   steps_done_ = examples::begin_run(checkpointer_, options_.checkpoint, options_.resume, progress);
+  if (!diloco_) return;
+  const auto step = diloco_->begin();
+  if (step != steps_done_) progress.line(c10::str("joined other regions after step ", step));
+  steps_done_ = step;
 }
 
 void Training::step() {

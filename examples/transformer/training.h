@@ -52,7 +52,8 @@ class Training {
   /// Collective: as TrainedModel::predict().
   Tally evaluate(const Windows& windows);
 
-  /// With --resume, continues from the last checkpoint. Collective: yes.
+  /// With --resume, continues from the last checkpoint; with --coordinator, where the other regions
+  /// are. Collective: yes.
   ///
   /// \throws c10::ValueError  without --resume, the folder holds another run's checkpoints.
   void begin(examples::Progress& progress);

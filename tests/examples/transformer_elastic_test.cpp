@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/hosts/reserved_port.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "transformer_runs.h"
@@ -44,7 +45,8 @@ pid_t rank_of(const Process& ddprun, int slot) {
   return found;
 }
 
-Lines small_transformer(const TemporaryFolder& folder, const Lines& more) {
+Lines small_transformer(
+    const TemporaryFolder& folder, const Lines& more, const std::string& steps = "60") {
   Lines arguments{
       TRANSFORMER_PROGRAM,
       "--text",
@@ -58,7 +60,7 @@ Lines small_transformer(const TemporaryFolder& folder, const Lines& more) {
       "--layers",
       "1",
       "--steps",
-      "60",
+      steps,
       "--warmup",
       "5",
       "--report-every",
@@ -144,9 +146,79 @@ TEST_CASE("a transformer trains in regions", "[examples][process]") {
   CHECK_THAT(other.output, ContainsText("regions: 4, which have exchanged 12 times"));
   CHECK(held_out(other) != held_out(job));
 
+  // After step 22 a mean is on its way.
+  const Lines kept{"--diloco",  "10", "--overlap",          "4",
+                   "--regions", "2",  "--checkpoint-every", "22"};
+  const auto with = [&](const Lines& more) {
+    auto all = kept;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto whole =
+      run_with(with({"--checkpoint", folder.file("whole"), "--save", folder.file("whole.pt")}));
+  INFO(whole.output);
+  REQUIRE(whole.code == 0);
+  for (const char* step : {"44", "60"}) {
+    ddp::testing::remove_all(folder.file("whole/step-000000" + std::string(step)));
+  }
+  const auto resumed = run_with(with(
+      {"--checkpoint", folder.file("whole"), "--resume", "--save", folder.file("resumed.pt")}));
+  INFO(resumed.output);
+  REQUIRE(resumed.code == 0);
+  CHECK_THAT(resumed.output, ContainsText("resumed after step 22"));
+  CHECK(held_out(resumed).back() == held_out(whole).back());
+  CHECK(ddp::testing::run({"cmp", folder.file("whole.pt"), folder.file("resumed.pt")}).code == 0);
+
   const auto uneven = run_with({"--diloco", "10", "--regions", "3"});
   CHECK(uneven.code == 2);
   CHECK_THAT(
       uneven.output,
       ContainsText("--regions: expected a number that divides that of the ranks, 4, got 3"));
+}
+
+TEST_CASE("regions of a transformer are killed and join", "[examples][process]") {
+  const TemporaryFolder folder;
+  ddp::testing::ProcessOptions options;
+  options.join_streams = true;
+  options.environment = {"OMP_NUM_THREADS=1"};
+  int port = 0;
+  {
+    const ddp::launch::ReservedPort free;
+    port = free.port();
+  }
+  Process coordinator(
+      ddp::testing::ddprun(
+          {"--coordinate", std::to_string(port), "--max-ranks", "2", "--min-ranks", "1"}),
+      options);
+  const auto address = [&] {
+    coordinator.read_until("DDP_COORDINATOR=");
+    coordinator.read_until("\n");
+    const auto out = coordinator.out();
+    const auto slash = out.find('/');
+    return "127.0.0.1:" + std::to_string(port) + out.substr(slash, out.find('\n') - slash);
+  }();
+  const auto region = [&](const std::string& name, const Lines& ranks) {
+    auto command = small_transformer(
+        folder,
+        {"--diloco", "10", "--coordinator", address, "--seed", name, "--save",
+         folder.file(name + ".pt")},
+        "2000");
+    command.insert(command.begin(), ranks.begin(), ranks.end());
+    return ddp::testing::ddprun(command);
+  };
+  Process first(region("1", {"-n", "1"}), options), second(region("2", {"-n", "2"}), options);
+  second.read_until("step 100/2000");
+  second.send(SIGKILL);
+  coordinator.read_until("1 rank (");
+  Process third(region("3", {"-n", "2"}), options);
+  third.read_until("joined other regions after step ");
+  const Ended first_ended = first.wait(), third_ended = third.wait();
+  INFO(first_ended.out << third_ended.out);
+  CHECK(first_ended.code == 0);
+  CHECK(third_ended.code == 0);
+  CHECK_THAT(first_ended.out, ContainsText("regions: 2, which have exchanged 200 times"));
+  CHECK(ddp::testing::run({"cmp", folder.file("1.pt"), folder.file("3.pt")}).code == 0);
+  const Ended coordinator_ended = coordinator.wait();
+  INFO(coordinator_ended.out);
+  CHECK(coordinator_ended.code == 0);
 }
