@@ -99,9 +99,14 @@ TEST_CASE("regions that may leave train as those that may not", "[ranks][elastic
     const auto train = [&](const DiLoCoOptions& own) {
       const auto parameters = begin_parameters(self.rank);
       DiLoCo diloco(parameters, own);
-      CHECK(diloco.begin() == 0);
+      TORCH_CHECK(diloco.begin() == 0, "begins late");
       train_until(diloco, parameters, self.rank, kSteps);
       diloco.finish();
+      if (own.regions() == nullptr) {
+        const auto error =
+            error_of([&] { train_until(diloco, parameters, self.rank, kSteps + 6); });
+        TORCH_CHECK(error.find("expected no step after finish()") != error.npos, error);
+      }
       return ended(diloco, parameters);
     };
     auto fixed = full;

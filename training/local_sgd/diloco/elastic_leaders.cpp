@@ -87,6 +87,10 @@ void ElasticLeaders::offer(OuterState state) {
 std::shared_future<at::Tensor> ElasticLeaders::exchange(Difference difference) {
   std::unique_lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
+  DDP_CHECK(
+      !stops_,
+      "DiLoCo: expected no step after finish(), with which all regions have ended their training, "
+      "got an exchange. Call finish() after the last step.");
   wanted_.emplace(Wanted{std::move(difference), {}, Clock::now()});
   auto mean = wanted_->mean.get_future().share();
   lock.unlock();
