@@ -170,6 +170,17 @@ PipelinePass::Tensors PipelinePass::run_forward(const PipelineStep& step, const 
   return std::move(*outputs);
 }
 
+PipelinePass::Tensors PipelinePass::run_backward(const Action& action, const Tensors& gradients) {
+  try {
+    return chunk_of(action).backward(action.microbatch, gradients);
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Of the program, such as a hook's: the monitor need not look for a peer that caused it.
+    DDP_CHECK(false, text_of(error));
+  }
+}
+
 void PipelinePass::forward(const PipelineStep& step) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
@@ -218,7 +229,7 @@ void PipelinePass::backward(const PipelineStep& step) {
     forwards_.out->finish({'F', action.chunk, action.microbatch});
   }
   times_.actions.back().begin_ms = milliseconds();
-  auto of_inputs = chunk_of(action).backward(action.microbatch, gradients);
+  auto of_inputs = run_backward(action, gradients);
   if (stage == 0) {
     input_gradients_[at] = std::move(of_inputs);
   } else {

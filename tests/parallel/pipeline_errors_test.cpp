@@ -221,7 +221,7 @@ TEST_CASE("a backward that throws ends all ranks, with the action", "[errors]") 
   for (const auto& error : ended.errors) {
     CHECK_THAT(error, ContainsText("B2 of stage 1 failed on rank 1 of 3: boom"));
   }
-  CHECK(ended.seconds < 5);
+  CHECK(ended.seconds < 2.5);
 }
 
 TEST_CASE("a wait names the action, the stage and the rank that it waits for", "[errors]") {
