@@ -4,16 +4,21 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <ddp/backend.h>
 #include <ddp/process_group.h>
 #include <torch/torch.h>
 
+#include "comm/backends/gloo/gloo.h"
 #include "elastic/test_coordinator.h"
+#include "elastic/usage.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "training/diloco_simulation.h"
@@ -80,6 +85,68 @@ Ended ended(const DiLoCo& diloco, const Tensors& parameters) {
   result.round = diloco.round();
   result.regions = diloco.stats().regions;
   return result;
+}
+
+/// Gloo, of which rank 1 loses its link once: just after an exchange that the others have finished.
+class BreakingLink : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using Sizes = std::vector<int64_t>;
+
+  static std::atomic<int>& exchanges_until_then() {
+    static std::atomic<int> left{0};
+    return left;
+  }
+
+  explicit BreakingLink(c10::intrusive_ptr<c10d::Backend> inner)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
+
+  const std::string getBackendName() const override { return "breaking"; }
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    return inner_->broadcast(t, o);
+  }
+  WorkPtr allgather(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return inner_->allgather(to, from, o);
+  }
+  WorkPtr _allgather_base(
+      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
+    auto work = inner_->_allgather_base(to, from, o);
+    const bool is_exchange = from.scalar_type() == at::kByte;
+    if (getRank() != 1 || !is_exchange || --exchanges_until_then() != 0) return work;
+    work->wait();
+    C10_THROW_ERROR(DistBackendError, "the link broke");
+  }
+  WorkPtr alltoall_base(
+      at::Tensor& to, at::Tensor& from, Sizes& to_sizes, Sizes& from_sizes,
+      const c10d::AllToAllOptions& o) override {
+    return inner_->alltoall_base(to, from, to_sizes, from_sizes, o);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
+  void abort() override { inner_->abort(); }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+};
+
+void register_breaking_link() {
+  [[maybe_unused]] static const bool once = [] {
+    const auto make = [](const BackendSetup& given) {
+      backends::Setup setup;
+      setup.store = given.store;
+      setup.rank = given.rank;
+      setup.world_size = given.size;
+      setup.timeout = given.timeout;
+      setup.connect_by = Deadline(given.timeout);
+      setup.group_name = given.group_name;
+      setup.global_ranks.assign(given.global_ranks.begin(), given.global_ranks.end());
+      setup.gloo_devices.address = "127.0.0.1";
+      return c10::make_intrusive<BreakingLink>(backends::make_gloo(setup));
+    };
+    register_backend("breaking", BackendDescription().devices({at::kCPU}).make(make));
+    return true;
+  }();
 }
 
 }  // namespace diloco_regions_test
@@ -184,6 +251,66 @@ TEST_CASE("a region leaves, and another one joins", "[ranks][elastic][diloco]") 
     const double error = (result.parameters - simulated).abs().max().item<double>();
     CHECK(error < 1e-5);
   }
+}
+
+TEST_CASE("a region that misses a mean gets it from the others", "[ranks][elastic][diloco]") {
+  register_breaking_link();
+  constexpr int64_t kSteps = 20;
+  const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(1).wire(Wire::Float32);
+  BreakingLink::exchanges_until_then() = 3;
+  const TestCoordinator coordinator(3, 3);
+  const auto results = run_ranks<Ended>(3, [&](const Rank& self) {
+    auto own = place(self, 1, coordinator, options).options;
+    own.group(ProcessGroupOptions().backend("breaking").timeout(std::chrono::seconds(20)));
+    const auto parameters = begin_parameters(0);
+    DiLoCo diloco(parameters, own);
+    train_until(diloco, parameters, self.rank, kSteps);
+    diloco.finish();
+    return ended(diloco, parameters);
+  });
+  CHECK(BreakingLink::exchanges_until_then() < 0);
+  const auto expected = simulate(3, options, kSteps);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    CHECK(at::equal(results[rank].outer, results[0].outer));
+    CHECK(results[rank].round == 6);
+    CHECK(at::allclose(results[rank].parameters.to(at::kDouble), expected[rank], 0, 1e-6));
+  }
+}
+
+// CI has 6 changes; DDP_ELASTIC_CHANGES=100: more.
+TEST_CASE("regions that come and go leave nothing", "[ranks][elastic][diloco]") {
+  const char* given = std::getenv("DDP_ELASTIC_CHANGES");
+  const int changes = given == nullptr ? 6 : std::atoi(given);
+  const TestCoordinator coordinator(2, 1);
+  std::atomic<bool> is_over{false};
+  std::vector<testing::Usage> usages;
+  run_ranks<int>(
+      2,
+      [&](const Rank& self) {
+        const auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(2)).options;
+        const auto parameters = begin_parameters(0);
+        for (int change = 0; self.rank == 1 && change < changes; ++change) {
+          DiLoCo diloco(parameters, own);
+          train_until(diloco, parameters, self.rank, diloco.begin() + 4);
+          if (change > 0) usages.push_back(testing::usage());
+        }
+        if (self.rank == 1) is_over = true;
+        if (self.rank == 1) return 0;
+        DiLoCo diloco(parameters, own);
+        while (!is_over) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          train_until(diloco, parameters, self.rank, diloco.step() + 1);
+        }
+        return 0;
+      },
+      {std::chrono::seconds(20), std::chrono::seconds(20 + 2 * changes)});
+  const auto first = usages.at(usages.size() / 2);
+  const auto last = usages.back();
+  CAPTURE(first.memory, last.memory);
+  CHECK(last.descriptors <= first.descriptors + 2);
+  CHECK(last.threads <= first.threads + 2);
+  CHECK(last.mappings <= first.mappings + 8);
+  CHECK(last.memory <= first.memory + 10 * 1024);
 }
 
 TEST_CASE("a region that is late for an exchange is left out", "[ranks][elastic][diloco][errors]") {

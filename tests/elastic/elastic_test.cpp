@@ -5,9 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -24,6 +21,7 @@
 #include <torch/torch.h>
 
 #include "elastic/test_coordinator.h"
+#include "elastic/usage.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -35,6 +33,8 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 using testing::TestCoordinator;
+using testing::Usage;
+using testing::usage;
 
 constexpr size_t kSamples = 36;
 constexpr size_t kBatch = 3;
@@ -201,32 +201,6 @@ std::vector<Result> run_all(int size, int min_ranks, const Setup& setup, Failure
     result.starts = 2;
     return result;
   });
-}
-
-/// What this process has of the system's.
-struct Usage {
-  int64_t descriptors = 0;
-  int64_t threads = 0;
-  int64_t mappings = 0;
-  int64_t memory = 0;  // KiB
-};
-
-int64_t entries_of(const std::string& folder) {
-  const auto begin = std::filesystem::directory_iterator(folder);
-  return std::distance(begin, std::filesystem::directory_iterator());
-}
-
-Usage usage() {
-  Usage now;
-  now.descriptors = entries_of("/proc/self/fd");
-  now.threads = entries_of("/proc/self/task");
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) ++now.mappings;
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmRSS:") status >> now.memory;
-  }
-  return now;
 }
 
 bool equal_states(const Result& a, const Result& b) {
