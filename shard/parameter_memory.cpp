@@ -32,7 +32,7 @@ at::Tensor alias(
 
 at::Tensor reducible_memory(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  if (group.getSize() > 1 && capabilities_of(group, options.device()).reduces_in_own_memory) {
+  if (group.getSize() > 1 && capabilities_of(group, options.device()).has_own_memory) {
     return group.getBackend(options.device().type())->allocateTensor(numel, options);
   }
   return at::empty({numel}, options);

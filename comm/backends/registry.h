@@ -21,9 +21,15 @@ struct RegisteredBackend {
   // The memory of one of its backends; null if it has none.
   std::shared_ptr<GradientMemory> (*gradient_memory)(c10d::Backend&) = nullptr;
   std::function<BackendPtr(const Setup&)> make;  // null: no build has it
-  std::string why_no_build;                      // a sentence, if make is null
+  // On the ranks of setup.parent that are not in a new group, or alone in it, while the others
+  // make() it; null: they have no part in it.
+  void (*sit_out)(const Setup&) = nullptr;
+  std::string why_no_build;    // a sentence, if make is null
   bool is_own = false;         // a program has registered it: getBackendName() may say another name
   bool connects_late = false;  // it uses its store after make(), in the first collective
+  bool (*is_connected)(c10d::Backend&) = nullptr;  // null: once it is made
+  // What all ranks must have alike beside the name, such as a variable; null or "": nothing.
+  std::string (*claim)() = nullptr;
   // Each rank uses one device of its own, which is current when make() runs.
   bool picks_device = false;
   std::string why_unusable;                       // with any device, as without a part of LibTorch

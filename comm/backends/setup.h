@@ -30,6 +30,7 @@ struct Setup {
   GlooDevices gloo_devices;
   bool required = true;    // the user named the backend; else another one may replace it
   BackendPtr parent = {};  // of the group that this one is made of, for the same tensors
+  std::vector<int> parent_ranks = {};         // of the members, in that group
   std::optional<c10::Device> device_id = {};  // of a backend of GPUs: to connect at once
   NcclOptions nccl = {};
 };

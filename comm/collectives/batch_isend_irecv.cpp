@@ -40,7 +40,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
   DDP_CHECK_VALUE(
       !ops.empty(), "batch_isend_irecv: expected at least one message, got none ",
       on_rank_text(*group), ". Skip the call on a rank without messages.");
-  std::vector<Wire> wires, received;
+  std::vector<Wire> wires, sent, received;
   for (const auto& op : ops) {
     check_tensor(name(op), op.tensor(), *group);
     check_peer(
@@ -51,14 +51,14 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
         " and ", ops.front().tensor().device(), " ", on_rank_text(*group),
         ". Make one batch for each.");
     wires.push_back(message_wire_of(op.tensor(), *group));
-    if (op.kind() == P2POp::Kind::Recv) received.push_back(wires.back());
+    (op.kind() == P2POp::Kind::Recv ? received : sent).push_back(wires.back());
   }
   const auto device = ops.front().tensor().device();
   const auto backend = group->getBackend(device.type());
   if (backend->supportsCoalescing()) {
     auto* own = dynamic_cast<MonitoredGroup*>(group.get());
     const auto start = [&] {
-      return combine_and_copy_out({start_coalesced(ops, wires, own, *backend)}, received);
+      return combine_and_copy_out({start_coalesced(ops, wires, own, *backend)}, received, sent);
     };
     return {monitored("batch_isend_irecv", *group, device, start, Peers::Some)};
   }
@@ -67,7 +67,9 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
     std::vector<at::Tensor> tensors{wires[i].wire};
     const auto& op = ops[i];
     const auto start = [&]() -> WorkPtr {
-      if (op.kind() == P2POp::Kind::Send) return group->send(tensors, op.peer(), op.tag());
+      if (op.kind() == P2POp::Kind::Send) {
+        return combine_and_copy_out({group->send(tensors, op.peer(), op.tag())}, {}, {wires[i]});
+      }
       return combine_and_copy_out({group->recv(tensors, op.peer(), op.tag())}, {wires[i]});
     };
     works.push_back(monitored(name(op), *group, device, start, Peers::Some));

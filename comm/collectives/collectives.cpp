@@ -39,7 +39,8 @@ WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& 
   c10d::AllreduceOptions options;
   options.reduceOp = reduction.op;
   return monitored("all_reduce", *group, tensor.device(), [&] {
-    return combine_and_copy_out({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+    return combine_and_copy_out(
+        {group->allreduce(tensors, options)}, {wire}, {}, reduction.divisor);
   });
 }
 
@@ -70,7 +71,8 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   return monitored(
       "reduce", *group, tensor.device(),
       [&] {
-        return combine_and_copy_out({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+        return combine_and_copy_out(
+            {group->reduce(tensors, options)}, {wire}, {}, reduction.divisor);
       },
       Peers::Some);
 }
@@ -79,9 +81,12 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   const auto group = group_arg.get();
   check_tensor("send", tensor, *group);
   check_peer("send", "dst", dst, tag, *group);
-  std::vector<at::Tensor> tensors{message_wire_of(tensor, *group).wire};
+  const auto wire = message_wire_of(tensor, *group);
+  std::vector<at::Tensor> tensors{wire.wire};
   return monitored(
-      "send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); }, Peers::Some);
+      "send", *group, tensor.device(),
+      [&] { return combine_and_copy_out({group->send(tensors, dst, tag)}, {}, {wire}); },
+      Peers::Some);
 }
 
 WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {

@@ -25,7 +25,7 @@ WorkPtr all_gather_uneven(
     options.rootRank = rank;
     works.push_back(group.broadcast(tensors, options));
   }
-  return combine_and_copy_out(std::move(works), outputs);
+  return combine_and_copy_out(std::move(works), outputs, {input});
 }
 
 WorkPtr all_to_all_flat(
@@ -55,7 +55,7 @@ WorkPtr all_gather_async(
   std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
   std::vector<at::Tensor> from{input_wire.wire};
   return monitored("all_gather", *group, input.device(), [&] {
-    return combine_and_copy_out({group->allgather(to, from)}, output_wires);
+    return combine_and_copy_out({group->allgather(to, from)}, output_wires, {input_wire});
   });
 }
 
@@ -75,12 +75,15 @@ WorkPtr gather_async(
   const auto output_wires = wires_of(outputs);
   std::vector<std::vector<at::Tensor>> to;
   if (group->getRank() == dst) to.push_back(wire_tensors(output_wires));
-  std::vector<at::Tensor> from{wire_of(input).wire};
+  const auto input_wire = wire_of(input);
+  std::vector<at::Tensor> from{input_wire.wire};
   c10d::GatherOptions options;
   options.rootRank = dst;
   return monitored(
       "gather", *group, input.device(),
-      [&] { return combine_and_copy_out({group->gather(to, from, options)}, output_wires); },
+      [&] {
+        return combine_and_copy_out({group->gather(to, from, options)}, output_wires, {input_wire});
+      },
       Peers::Some);
 }
 
@@ -90,12 +93,14 @@ WorkPtr scatter_async(
   check_tensor("scatter", output, *group);
   check_rank("scatter", "src", src, *group);
   std::vector<std::vector<at::Tensor>> from;
+  std::vector<Wire> input_wires;
   if (group->getRank() == src) {
     check_list("scatter", "inputs", inputs, output, *group);
     for (size_t rank = 0; rank < inputs.size(); ++rank) {
       check_shape("scatter", ddp::str("inputs[", rank, "]"), inputs[rank], output, *group);
     }
-    from.push_back(wire_tensors(wires_of(inputs)));
+    input_wires = wires_of(inputs);
+    from.push_back(wire_tensors(input_wires));
   } else {
     check_no_list("scatter", "inputs", inputs, src, *group);
   }
@@ -105,7 +110,10 @@ WorkPtr scatter_async(
   options.rootRank = src;
   return monitored(
       "scatter", *group, output.device(),
-      [&] { return combine_and_copy_out({group->scatter(to, from, options)}, {output_wire}); },
+      [&] {
+        return combine_and_copy_out(
+            {group->scatter(to, from, options)}, {output_wire}, input_wires);
+      },
       Peers::Some);
 }
 
@@ -120,13 +128,14 @@ WorkPtr reduce_scatter_async(
   const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
   const auto output_wire = reduction_wire_of(output, reduction);
   std::vector<at::Tensor> to{output_wire.wire};
-  std::vector<std::vector<at::Tensor>> from(1);
-  for (const auto& input : inputs) from[0].push_back(reduction_wire_of(input, reduction).wire);
+  std::vector<Wire> input_wires;
+  for (const auto& input : inputs) input_wires.push_back(reduction_wire_of(input, reduction));
+  std::vector<std::vector<at::Tensor>> from{wire_tensors(input_wires)};
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter", *group, output.device(), [&] {
     return combine_and_copy_out(
-        {group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+        {group->reduce_scatter(to, from, options)}, {output_wire}, input_wires, reduction.divisor);
   });
 }
 
@@ -154,8 +163,8 @@ WorkPtr all_to_all_async(
   const bool takes_lists = capabilities_of(*group, device).exchanges_lists;
   return monitored("all_to_all", *group, device, [&] {
     return combine_and_copy_out(
-        {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)},
-        output_wires);
+        {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)}, output_wires,
+        input_wires);
   });
 }
 

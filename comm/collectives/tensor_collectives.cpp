@@ -80,10 +80,12 @@ WorkPtr all_gather_into_tensor_async(
   const auto group = group_arg.get();
   check_whole("all_gather_into_tensor", "output", output, "input", input, *group);
   const auto to = wire_of(output);
+  const auto input_wire = wire_of(input);
   auto to_wire = to.wire.view({-1});
-  auto from = wire_of(input).wire.view({-1});
+  auto from = input_wire.wire.view({-1});
   return monitored("all_gather_into_tensor", *group, input.device(), [&] {
-    return combine_and_copy_out({group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}, {to});
+    return combine_and_copy_out(
+        {group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}, {to}, {input_wire});
   });
 }
 
@@ -93,13 +95,15 @@ WorkPtr reduce_scatter_tensor_async(
   check_whole("reduce_scatter_tensor", "input", input, "output", output, *group);
   const auto reduction = wire_reduction("reduce_scatter_tensor", op, output, *group);
   const auto to = reduction_wire_of(output, reduction);
+  const auto input_wire = reduction_wire_of(input, reduction);
   auto to_wire = to.wire.view({-1});
-  auto from = reduction_wire_of(input, reduction).wire.view({-1});
+  auto from = input_wire.wire.view({-1});
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter_tensor", *group, output.device(), [&] {
     return combine_and_copy_out(
-        {group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}, {to}, reduction.divisor);
+        {group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}, {to}, {input_wire},
+        reduction.divisor);
   });
 }
 
@@ -118,13 +122,14 @@ WorkPtr all_to_all_single_async(
       input.sizes(), " with ", sent[rank], " and output ", output.sizes(), " with ", received[rank],
       " ", on_rank_text(*group), ". Make what a rank receives as large as what is sent to it.");
   const auto to = wire_of(output);
+  const auto input_wire = wire_of(input);
   auto to_wire = to.wire.view({-1});
-  auto from = wire_of(input).wire.view({-1});
+  auto from = input_wire.wire.view({-1});
   scale_to_elements(received, to_wire);
   scale_to_elements(sent, from);
   return monitored("all_to_all_single", *group, input.device(), [&] {
     return combine_and_copy_out(
-        {group->DDP_GROUP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent)}, {to});
+        {group->DDP_GROUP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent)}, {to}, {input_wire});
   });
 }
 

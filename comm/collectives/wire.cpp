@@ -81,10 +81,18 @@ Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction)
   return {tensor, plain.view(reduction.dtype)};
 }
 
-WorkPtr combine_and_copy_out(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {
-  const bool none_copied = std::none_of(
-      outputs.begin(), outputs.end(), [](const Wire& output) { return output.is_copy(); });
-  if (works.size() == 1 && none_copied && divisor == 1) return works.front();
+WorkPtr combine_and_copy_out(
+    std::vector<WorkPtr> works, std::vector<Wire> outputs, const std::vector<Wire>& inputs,
+    int divisor) {
+  std::vector<at::Tensor> copies;
+  for (const auto& output : outputs) {
+    if (output.is_copy()) copies.push_back(output.wire);
+  }
+  for (const auto& input : inputs) {
+    // The backends of the CPU keep what they send.
+    if (!input.wire.is_cpu() && input.is_copy()) copies.push_back(input.wire);
+  }
+  if (works.size() == 1 && copies.empty() && divisor == 1) return works.front();
   const auto tensors = caller_tensors(outputs);
   const auto finish = [outputs = std::move(outputs), divisor] {
     for (const auto& output : outputs) {
@@ -92,7 +100,7 @@ WorkPtr combine_and_copy_out(std::vector<WorkPtr> works, std::vector<Wire> outpu
       output.copy_back();
     }
   };
-  return c10::make_intrusive<CompositeWork>(std::move(works), finish, tensors);
+  return c10::make_intrusive<CompositeWork>(std::move(works), finish, tensors, std::move(copies));
 }
 
 }  // namespace ddp

@@ -39,7 +39,10 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction);
 
 /// Combines `works` into one that then divides the caller's outputs, and copies them out.
+///
+/// \param inputs  that are no outputs as well.
 WorkPtr combine_and_copy_out(
-    std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor = 1);
+    std::vector<WorkPtr> works, std::vector<Wire> outputs, const std::vector<Wire>& inputs = {},
+    int divisor = 1);
 
 }  // namespace ddp

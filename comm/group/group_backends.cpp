@@ -28,6 +28,9 @@ BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device devic
   auto capabilities = description ? description->capabilities() : BackendCapabilities();
   capabilities.reduces_in_own_memory =
       capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
+  capabilities.has_own_memory =
+      capabilities.reduces_in_own_memory &&
+      (!description || !description->is_connected || description->is_connected(*backend));
   return capabilities;
 }
 

@@ -159,6 +159,18 @@ ProcessGroupOptions resolved(const ProcessGroupOptions& options, const Environme
   return ProcessGroupOptions(options).init_method("mpi://");
 }
 
+/// What the backends themselves want alike on all ranks: ", " before each.
+std::string claims_of(const BackendSpec& backends) {
+  std::set<std::string> claims;
+  for (const auto& [device, name] : backends) {
+    const auto* description = backends::find(name);
+    if (description && description->claim) claims.insert(description->claim());
+  }
+  std::string text;
+  for (const auto& claim : claims) text += claim.empty() ? "" : ", " + claim;
+  return text;
+}
+
 }  // namespace
 
 int local_rank_of(const Environment& environment, int world_size) {
@@ -178,11 +190,13 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
 
 ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline, const BoundedStorePtr& store, int rank,
-    const std::string& name, const std::string& key, const ProcessGroup& parent) {
+    const std::string& name, const std::string& key, const ProcessGroup& parent,
+    const std::vector<int>& parent_ranks) {
   const int size = static_cast<int>(recipe.world_ranks.size());
   const auto group = MonitoredGroup::make(store, rank, size);
   // A world of one has the backend that its user chose.
   const bool is_subgroup_of_one = size == 1 && recipe.job->size() > 1;
+  if (is_subgroup_of_one && parent) sit_out_group(recipe, deadline, name, parent);
   struct Made {
     BackendPtr instance;
     BackendType type = BackendType::UNDEFINED;
@@ -212,6 +226,7 @@ ProcessGroup connect_group(
            recipe.gloo_devices,
            recipe.backends_required,
            parent ? parent->getBackend(device_type) : nullptr,
+           parent_ranks,
            recipe.device_id,
            recipe.nccl});
     }
@@ -226,6 +241,26 @@ ProcessGroup connect_group(
   if (recipe.device_id) group->setBoundDeviceId(recipe.device_id);
   group->start_monitor(recipe, key);
   return group;
+}
+
+void sit_out_group(
+    const GroupRecipe& recipe, const Deadline& deadline, const std::string& name,
+    const ProcessGroup& parent) {
+  std::set<std::string> done;
+  for (const auto& [device, backend] : recipe.backends) {
+    const auto& description = *backends::find(backend);
+    if (!description.sit_out || !done.insert(backend).second) continue;
+    backends::Setup setup;
+    setup.rank = parent->getRank();
+    setup.world_size = parent->getSize();
+    setup.timeout = recipe.timeout;
+    setup.connect_by = deadline;
+    setup.group_name = name;
+    setup.parent = parent->getBackend(device_type_of(device));
+    setup.device_id = recipe.device_id;
+    setup.nccl = recipe.nccl;
+    description.sit_out(setup);
+  }
 }
 
 ProcessGroup build_group(const ProcessGroupOptions& options) {
@@ -263,9 +298,11 @@ ProcessGroup build_group(
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
-  const auto claim = ddp::str(
+  auto claim = ddp::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + backend_claim(backend));
+  if (!is_unknown) claim += claims_of(recipe.backends);
+  if (splits_parent(recipe.nccl, recipe.device_id)) claim += ", groups that split";
   auto startup = make_startup_point(met, deadline);
   std::string name;
   while (name.empty()) {

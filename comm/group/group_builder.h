@@ -27,10 +27,17 @@ ProcessGroup build_group(
 /// \param store  of this group alone.
 /// \param key  of the group; differs between the groups of a job.
 /// \param parent  the group that this one is made of; null if there is none.
+/// \param parent_ranks  of the members.
 ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline,
     const c10::intrusive_ptr<BoundedStore>& store, int rank, const std::string& name,
-    const std::string& key, const ProcessGroup& parent = {});
+    const std::string& key, const ProcessGroup& parent = {},
+    const std::vector<int>& parent_ranks = {});
+
+/// Called instead on the other ranks of `parent`.
+void sit_out_group(
+    const GroupRecipe& recipe, const Deadline& deadline, const std::string& name,
+    const ProcessGroup& parent);
 
 /// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
 ///

@@ -114,8 +114,11 @@ std::vector<ProcessGroup> connect_subgroups(
   const auto connect = [&](const Subgroup& group) -> ProcessGroup {
     const auto& ranks = group.ranks;
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
-    if (own == ranks.end()) return {};
     auto recipe = parent_group.recipe();
+    if (own == ranks.end()) {
+      sit_out_group(recipe, deadline, group.kind + " " + list_text(ranks), parent);
+      return {};
+    }
     // Else that of the parent's mesh, which is this rank's place in the job, too.
     if (!group.coordinate.empty()) recipe.coordinate = group.coordinate;
     if (group.timeout) recipe.timeout = *group.timeout;
@@ -127,7 +130,7 @@ std::vector<ProcessGroup> connect_subgroups(
     return connect_group(
         recipe, deadline, bounded(parent->getStore())->with_prefix(key),
         static_cast<int>(own - ranks.begin()), group.kind + " " + list_text(recipe.world_ranks),
-        key, parent);
+        key, parent, ranks);
   };
   try {
     exchange_texts(call, parent, [&] {

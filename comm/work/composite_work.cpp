@@ -5,16 +5,18 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/stream_use.h>
 
 namespace ddp {
 
 CompositeWork::CompositeWork(
-    std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs)
+    std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs,
+    std::vector<at::Tensor> buffers)
     : c10d::Work(-1, parts.front()->retrieveOpType()),
       parts_(std::move(parts)),
       finish_(std::move(finish)),
-      outputs_(std::move(outputs)) {}
+      outputs_(std::move(outputs)),
+      buffers_(std::move(buffers)) {}
 
 bool CompositeWork::isCompleted() {
   const auto has_failed = [](const auto& part) { return part->isCompleted() && part->exception(); };
@@ -94,16 +96,15 @@ void CompositeWork::finish_once() {
   std::call_once(finished_, [this] {
     at::NoGradGuard no_grad;
     finish_();
+    for (const auto& buffer : buffers_) record_use(buffer);
+    buffers_.clear();
     if (outputs_.empty() || outputs_.front().is_cpu()) return;
     finished_on_device_.emplace(outputs_.front().device().type());
-    finished_on_device_->record(current_stream());
+    finished_on_device_->record(current_stream_of(outputs_.front().device()));
   });
-  if (finished_on_device_) finished_on_device_->block(current_stream());
-}
-
-c10::Stream CompositeWork::current_stream() const {
-  const auto device = outputs_.front().device();
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (finished_on_device_) {
+    finished_on_device_->block(current_stream_of(outputs_.front().device()));
+  }
 }
 
 WorkPtr combine_works(std::vector<WorkPtr> parts, std::vector<at::Tensor> outputs) {

@@ -26,13 +26,14 @@ WorkPtr exchange_flat(
   auto to = at::empty({total}, from.options());
   auto to_each = received;  // a copy, because Gloo clears it
   const auto work = start(to, from, to_each, sent);
-  const auto finish = [to, from, received, outputs] {
+  const auto finish = [to, received, outputs] {
     const auto parts = to.split_with_sizes(received);
     for (size_t rank = 0; rank < parts.size(); ++rank) {
       at::Tensor(outputs[rank]).copy_(parts[rank].view(outputs[rank].sizes()));
     }
   };
-  return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, finish, outputs);
+  return c10::make_intrusive<CompositeWork>(
+      std::vector<WorkPtr>{work}, finish, outputs, std::vector<at::Tensor>{to, from});
 }
 
 }  // namespace ddp

@@ -35,6 +35,7 @@ FOLDER_OF = {
     "process_group_options": "base",
     "random_streams": "base",
     "rank_text": "base",
+    "stream_use": "device",
     "text": "base",
 }
 

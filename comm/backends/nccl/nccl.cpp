@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/nccl/nccl.h"
+#include "backends/nccl/nccl_options.h"
 #include "base/environment.h"
 #include "base/executor.h"
 
@@ -53,22 +54,52 @@ void write(const NcclOptions& from, ncclConfig_t& to) {
   if (from.split_share()) to.splitShare = *from.split_share() ? 1 : 0;
 }
 
-void connect(
-    const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& nccl, const c10::Device& device,
-    const Setup& setup) {
-  nccl->setBoundDeviceId(device);
-  const auto connected = bounded_call(
-      [nccl, device] {
+using NcclPtr = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+// Runs `call`, which no limit of NCCL's bounds, on the device.
+template <typename Call>
+auto call_in_time(const Setup& setup, const char* ranks, Call call) {
+  const auto device = *setup.device_id;
+  auto result = bounded_call(
+      [device, call = std::move(call)] {
         c10::cuda::set_device(device.index());
-        nccl->eagerConnectSingleDevice(device);
-        return true;
+        return call(device);
       },
       Deadline::in(setup.connect_by.left()));
   DDP_CHECK_WITH(
-      DistBackendError, connected, "backend nccl: expected all ranks of ", setup.group_name,
+      DistBackendError, result, "backend nccl: expected all ranks of ", ranks, setup.group_name,
       " to connect within ", setup.timeout.count(), " ms, got no connection on rank ", setup.rank,
       " of ", setup.world_size,
       ". Look for a rank that ended or hangs, and run with NCCL_DEBUG=INFO.");
+  return *result;
+}
+
+void connect(const NcclPtr& nccl, const Setup& setup) {
+  nccl->setBoundDeviceId(*setup.device_id);
+  call_in_time(setup, "", [nccl](c10::Device device) {
+    nccl->eagerConnectSingleDevice(device);
+    return true;
+  });
+}
+
+// The communicator to split; null where the group connects anew.
+NcclPtr parent_to_split(const Setup& setup) {
+  if (!setup.parent || !splits_parent(setup.nccl, setup.device_id)) return {};
+  const auto parent = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(setup.parent);
+  return parent && parent->isInitialized() ? parent : NcclPtr();
+}
+
+// \param options  null: of a rank that is in no new group.
+BackendPtr split(
+    const NcclPtr& parent, const Setup& setup,
+    const c10::intrusive_ptr<c10d::ProcessGroupNCCL::Options>& options) {
+  const auto ranks = options ? setup.parent_ranks : std::vector<int>{};
+  const auto made = call_in_time(
+      setup, "the parent of ", [parent, ranks, options, store = setup.store](c10::Device) {
+        return parent->split(store, ranks, options);
+      });
+  if (made) made->setBoundDeviceId(*setup.device_id);
+  return made;
 }
 
 }  // namespace
@@ -91,6 +122,11 @@ std::string id_of_gpu(int device) {
 
 std::string why_no_nccl() { return ""; }
 
+bool nccl_is_connected(c10d::Backend& backend) {
+  auto* nccl = dynamic_cast<c10d::ProcessGroupNCCL*>(&backend);
+  return nccl != nullptr && nccl->isInitialized();
+}
+
 BackendPtr make_nccl(const Setup& setup) {
   check_nccl_headers();
   keep_process_alive();
@@ -99,10 +135,15 @@ BackendPtr make_nccl(const Setup& setup) {
   options->timeout = setup.timeout + kWatchdogGrace;
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;
+  if (const auto parent = parent_to_split(setup)) return split(parent, setup, options);
   auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
       setup.store, setup.rank, setup.world_size, std::move(options));
-  if (setup.device_id) connect(nccl, *setup.device_id, setup);
+  if (setup.device_id) connect(nccl, setup);
   return nccl;
+}
+
+void sit_out_nccl(const Setup& setup) {
+  if (const auto parent = parent_to_split(setup)) split(parent, setup, nullptr);
 }
 
 }  // namespace ddp::backends

@@ -14,8 +14,16 @@ std::string why_no_nccl();
 /// deadline: NCCL's connecting has none. Else NCCL connects in the first collective, on the device
 /// of its tensors.
 ///
+/// Splits the communicator of setup.parent instead where splits_parent() says so.
+///
 /// \throws c10::DistBackendError  if it is not connected by the deadline.
 BackendPtr make_nccl(const Setup& setup);
+
+/// This rank's part in a split of setup.parent's communicator into groups that it is not in.
+void sit_out_nccl(const Setup& setup);
+
+/// Whether a collective, or device_id, has connected the ranks.
+bool nccl_is_connected(c10d::Backend& backend);
 
 /// Identifies the GPU in the whole world by its PCI bus, as NCCL does. Empty if CUDA cannot. Loads
 /// the CUDA driver.

@@ -25,4 +25,8 @@ void check_nccl_options(const NcclOptions& options) {
       " and ", options.max_ctas().value_or(0), ". Give bounds that leave a number between them.");
 }
 
+bool splits_parent(const NcclOptions& options, const std::optional<c10::Device>& device_id) {
+  return device_id && options.split_share();
+}
+
 }  // namespace ddp

@@ -29,7 +29,9 @@ struct NcclOptions {
   /// Whether NCCL's calls block the host until a communicator is connected. Default: LibTorch
   /// chooses
   TORCH_ARG(std::optional<bool>, blocking) = {};
-  /// Whether communicators that NCCL splits from one share its resources. Default: NCCL chooses
+  /// Set, with device_id: a group that is made of another one splits its communicator
+  /// (ncclCommSplit), and shares its resources if true. While a rank is missing in a split, nothing
+  /// can abort the parent. Default: unset, a group connects anew
   TORCH_ARG(std::optional<bool>, split_share) = {};
 };
 

@@ -15,6 +15,9 @@ struct BackendCapabilities {
   /// there. Only if Backend::supportsTensorAlloc() is true for the device. All ranks must have the
   /// same value; the wrapper compares the values when it is made (with init_sync).
   bool reduces_in_own_memory = true;
+  /// Its allocateTensor() works by now: NCCL's throws until a collective has connected the ranks,
+  /// which is at the same call on all of them. Of a group; true in a description.
+  bool has_own_memory = true;
   /// A wait for one of its collectives holds up the current stream, and not the host.
   bool waits_on_stream = false;
   /// A watchdog of its own completes Work::getFutureResult() when a collective has ended on the
