@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/stream_use.h>
 
 #include "gradients/gradient_copy.h"
 #include "gradients/gradient_kind.h"
@@ -52,12 +52,7 @@ void Bucket::allocate() {
 
 void Bucket::release() { storage_ = {}; }
 
-void Bucket::record_use() const {
-  const auto& memory = storage_.all();
-  if (!memory.defined() || memory.is_cpu()) return;
-  memory.record_stream(
-      c10::impl::VirtualGuardImpl(memory.device().type()).getStream(memory.device()));
-}
+void Bucket::record_use() const { ddp::record_use(storage_.all()); }
 
 int64_t Bucket::storage_bytes() const {
   if (sparse_) return 0;

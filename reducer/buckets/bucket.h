@@ -54,6 +54,7 @@ class Bucket {
   const std::vector<size_t>& indices() const { return indices_; }
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  c10::Device device() const { return parameters_.front().device(); }
   bool is_sparse() const { return sparse_; }
   /// Empty for a sparse bucket, and without memory.
   const BucketStorage& storage() const { return storage_; }

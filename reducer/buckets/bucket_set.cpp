@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -37,8 +38,12 @@ BucketSet::BucketSet(
       lazy_(lazy),
       tail_(tail),
       leaves_gaps_(!on_cpu()) {
+  const auto device = parameters_.front().tensor.device();
+  spans_devices_ = std::any_of(parameters_.begin(), parameters_.end(), [&](const auto& p) {
+    return p.tensor.device() != device;
+  });
   if (group_->getSize() > 1 && !as_views_) {
-    memory_ = gradient_memory_of(*group_, parameters_.front().tensor.device());
+    memory_ = gradient_memory_of(*group_, device);
   }
 }
 
@@ -83,18 +88,24 @@ BucketStorage::Allocate BucketSet::make_allocator(
   for (const auto& bucket : plan) {
     largest = std::max(largest, layout_of(bucket, parameters_, group_->getSize()).numel());
   }
-  // By dtype: one memory that all buckets of the dtype share, one bucket at a time.
-  const auto shared = std::make_shared<std::map<c10::ScalarType, at::Tensor>>();
+  // The buckets have it in turns, in the order in which build() allocates them.
+  struct Shared {
+    std::map<std::tuple<c10::ScalarType, c10::DeviceIndex, size_t>, at::Tensor> memory;
+    size_t bucket = 0;
+  };
+  const auto shared = std::make_shared<Shared>();
   return [this, largest, shared](int64_t numel, const at::TensorOptions& options) {
-    auto& memory = (*shared)[options.dtype().toScalarType()];
+    const auto turn = shared->bucket++ % buffers_;
+    auto& memory = shared->memory[{options.dtype().toScalarType(), options.device().index(), turn}];
     if (!memory.defined()) memory = reducible_memory(*group_, largest, options).zero_();
     return memory.narrow(0, 0, numel);
   };
 }
 
 void BucketSet::shard(
-    std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards) {
+    std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards, size_t buffers) {
   shards_ = std::move(shards);
+  buffers_ = buffers;
   memory_ = nullptr;
   leaves_gaps_ = false;
   shards_->clear();
@@ -145,7 +156,15 @@ int64_t BucketSet::gradient_bytes() const {
 
 int64_t BucketSet::storage_bytes() const {
   int64_t bytes = 0;
-  for (const auto& bucket : buckets_) bytes += bucket.storage_bytes();
+  std::set<const void*> shared;
+  for (const auto& bucket : buckets_) {
+    const auto& memory = bucket.storage().all();
+    if (!shards_) {
+      bytes += bucket.storage_bytes();
+    } else if (shared.insert(memory.const_data_ptr()).second) {
+      bytes += static_cast<int64_t>(memory.storage().nbytes());
+    }
+  }
   return bytes;
 }
 

@@ -29,8 +29,10 @@ class BucketSet {
   void build(std::vector<std::vector<size_t>> plan);
 
   /// From now on each rank gets only its parts of the averages, in the buckets of `plan`, which
-  /// share one piece of memory. No gradient is sparse.
-  void shard(std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards);
+  /// share `buffers` pieces of memory in turns. No gradient is sparse.
+  void shard(
+      std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards,
+      size_t buffers);
 
   /// From now on every dense gradient is packed, without gaps: a communication hook needs it in the
   /// bucket.
@@ -51,6 +53,8 @@ class BucketSet {
   std::vector<std::vector<size_t>> indices() const;
   /// Bytes of all dense gradients.
   int64_t gradient_bytes() const;
+  /// Whether the parameters are on several devices.
+  bool spans_devices() const { return spans_devices_; }
   /// Bytes of the buckets' memory.
   int64_t storage_bytes() const;
   /// Called when this thread's backward pass begins: autograd allocates large gradients in memory
@@ -67,8 +71,10 @@ class BucketSet {
   const bool as_views_;
   const bool lazy_;
   const int64_t tail_;
-  bool leaves_gaps_;                        // so that a kernel copies gradients 16 bytes at a time
+  bool leaves_gaps_;  // so that a kernel copies gradients 16 bytes at a time
+  bool spans_devices_ = false;
   std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
+  size_t buffers_ = 1;                      // of sharded buckets
   std::shared_ptr<GradientMemory> memory_;  // of gradients that are not packed; null: all are
   std::vector<Bucket> buckets_;             // in launch order
   std::vector<size_t> direct_sizes_;        // ascending, each once

@@ -10,6 +10,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/stream_use.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -99,6 +100,14 @@ bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
   return group.getSize() > 1 && capabilities_of(group, parameter.device()).waits_on_stream;
 }
 
+// Where events take the times of a step. They compare moments of one device only.
+std::optional<c10::Device> device_with_times(c10d::ProcessGroup& group, const BucketSet& buckets) {
+  const auto device = buckets.parameters().front().tensor.device();
+  if (device.is_cpu() || buckets.spans_devices()) return {};
+  const bool on_stream = group.getSize() == 1 || capabilities_of(group, device).waits_on_stream;
+  return on_stream ? std::optional(device) : std::nullopt;
+}
+
 BucketSchedule make_schedule(
     const std::vector<NamedParameter>& parameters, const ReducerOptions& options, int ranks) {
   const bool skips = options.find_unused_parameters() && !options.static_graph();
@@ -132,7 +141,8 @@ Reducer::Engine::Engine(
       reduction_(make_all_reduction(group_, buckets_.parameters().front().tensor.device())),
       observers_{
           StepRecorder(
-              group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0),
+              group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0,
+              device_with_times(*group_, buckets_)),
           tunes(options),
           nullptr,
           {}},
@@ -170,6 +180,10 @@ void Reducer::Engine::begin_pass(int64_t number) {
   schedule_.begin_pass();
   pass_->counts_only = usage_->is_counting();
   pass_->begin(number, buckets_, usage_->expected());
+  if (!buckets_.spans_devices()) return;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    pass_->bucket(b).stream = current_stream_of(buckets_[b].device());
+  }
 }
 
 void Reducer::Engine::choose_status_location() {
@@ -238,8 +252,11 @@ std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
   }
   has_own_reduction_ = true;
   auto shards = std::make_shared<GradientShards>();
-  buckets_.shard(schedule_.final_plan().buckets, shards);
-  reduction_ = make_reduce_scatter(group_, device(), shards);
+  // With one buffer a stream could not fill the next bucket while NCCL reduces this one. On the CPU
+  // the host waits for the reduction anyway.
+  const size_t buffers = can_run_ahead(*group_, buckets_.parameters().front().tensor) ? 2 : 1;
+  buckets_.shard(schedule_.final_plan().buckets, shards, buffers);
+  reduction_ = make_reduce_scatter(group_, device(), shards, buffers);
   choose_status_location();
   begin_pass(pass_->number());
   return shards;
@@ -257,7 +274,11 @@ void Reducer::Engine::prepare_for_forward() {
   monitor_->check();
   check_finalized();
   check_capture();
-  observers_.recorder.begin_forward(pass_->number());
+  if (is_capturing(device())) {
+    observers_.recorder.skip_step();
+  } else {
+    observers_.recorder.begin_forward(pass_->number());
+  }
   if (schedule_.rebuild_is_due()) rebuild_buckets();
 }
 

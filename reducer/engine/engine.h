@@ -121,6 +121,7 @@ class Reducer::Engine final : public AutogradEvents {
   void begin_after_autograd();
   void launch_rest();
   void launch(size_t b);
+  void make_room_for(size_t b);
   void pack(size_t b);
   void send_status();
   void send_rest();

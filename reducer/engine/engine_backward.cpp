@@ -4,9 +4,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/stream_use.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -64,6 +66,7 @@ void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   if (observers_.tuner) observers_.tuner->ready(parameter);
   schedule_.note_ready(parameter);
   const auto b = pass_->slots()[parameter].bucket;
+  if (buckets_.spans_devices()) pass_->bucket(b).stream = current_stream_of(buckets_[b].device());
   if (!pass_->complete_one(b)) return;
   observers_.notify([&](PassObserver& o) { o.bucket_ready(b); });
   launch_ready_buckets();
@@ -124,7 +127,11 @@ void Reducer::Engine::drain_launch_queue() {
   auto& next = pass_->next_bucket;
   uint32_t handled = 1;
   do {
-    while (next + 1 < buckets_.size() && pass_->bucket(next).pending == 0) launch(next++);
+    while (next + 1 < buckets_.size() && pass_->bucket(next).pending == 0) {
+      const size_t b = next++;
+      const c10::OptionalStreamGuard guard(pass_->bucket(b).stream);
+      launch(b);
+    }
   } while (!pass_->launch_requests.compare_exchange_strong(handled, 0));
 }
 
@@ -191,12 +198,7 @@ void Reducer::Engine::launch(size_t b) {
   monitor_->abort_on_error(
       [&] { return ddp::str("starting bucket ", b); },
       [&] {
-        if (const auto work = reduction_->take_blocking_work()) {
-          wait_on_stream(work, [b] {
-            return ddp::str("reducing bucket ", b - 1, " to make room for the next");
-          });
-          if (b > 0) pass_->bucket(b - 1).in_flight.work.reset();  // Gloo's work keeps a copy
-        }
+        make_room_for(b);
         pack(b);
         if (is_last && buckets_.is_lazy() && !status_.uses_own_collective()) {
           choose_status_location();  // the bucket has its memory now
@@ -209,6 +211,18 @@ void Reducer::Engine::launch(size_t b) {
         observers_.notify([&](PassObserver& o) { o.launched(b, in_flight, buckets_.on_cpu()); });
         if (is_last && status_.uses_own_collective()) send_status();
       });
+}
+
+// Waits for the bucket whose memory bucket `b` has next.
+void Reducer::Engine::make_room_for(size_t b) {
+  const auto buffers = reduction_->buffers();
+  if (buffers == 0 || b < buffers) return;
+  // Gloo's work keeps a copy, so it goes here.
+  const auto work = std::exchange(pass_->bucket(b - buffers).in_flight.work, nullptr);
+  if (!work) return;
+  wait_on_stream(work, [&] {
+    return ddp::str("reducing bucket ", b - buffers, " to make room for bucket ", b);
+  });
 }
 
 void Reducer::Engine::pack(size_t b) {

@@ -167,7 +167,7 @@ void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
 // Makes the stream wait for `work`; the host waits as well only where it does not run ahead of the
 // device, or where it takes the times of this step.
 void Reducer::Engine::wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
-  if (!runs_ahead() || observers_.recorder.is_sampling()) return wait_for(*work, where);
+  if (!runs_ahead() || observers_.recorder.makes_host_wait()) return wait_for(*work, where);
   monitor_->wait_on_stream(*work, where);
   pass_->works.push_back(work);
 }

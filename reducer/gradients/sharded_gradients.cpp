@@ -12,9 +12,12 @@ namespace {
 
 class ReduceScatter : public BucketReduction {
  public:
-  ReduceScatter(ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards)
+  ReduceScatter(
+      ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards,
+      size_t buffers)
       : group_(std::move(group)),
         shards_(std::move(shards)),
+        buffers_(buffers),
         averages_(group_->getSize() > 1 && capabilities_of(*group_, device).averages) {}
 
   double scale_of(const Bucket& bucket, const std::optional<double>& scale) const override {
@@ -25,7 +28,7 @@ class ReduceScatter : public BucketReduction {
   // A rank would get only a part of the numbers after the gradients.
   bool carries_status(const Bucket& /*bucket*/) const override { return false; }
 
-  WorkPtr take_blocking_work() override { return std::exchange(last_, nullptr); }
+  size_t buffers() const override { return buffers_; }
 
   InFlight start(
       const Bucket& bucket, size_t index, bool /*is_last*/,
@@ -43,8 +46,7 @@ class ReduceScatter : public BucketReduction {
     if (averages(bucket, scale)) options.reduceOp = c10d::ReduceOp::AVG;
     auto output = as_real(shard.average).view({-1});
     auto input = as_real(memory).view({-1});
-    last_ = group_->DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options);
-    return {last_, {}};
+    return {group_->DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options), {}};
   }
 
  private:
@@ -55,8 +57,8 @@ class ReduceScatter : public BucketReduction {
 
   const ProcessGroup group_;
   const std::shared_ptr<GradientShards> shards_;
+  const size_t buffers_;
   const bool averages_;  // the backend's reduce-scatter has an average
-  WorkPtr last_;
 };
 
 }  // namespace
@@ -86,8 +88,9 @@ void ShardedGradients::put(
 }
 
 std::unique_ptr<BucketReduction> make_reduce_scatter(
-    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards) {
-  return std::make_unique<ReduceScatter>(std::move(group), device, std::move(shards));
+    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards,
+    size_t buffers) {
+  return std::make_unique<ReduceScatter>(std::move(group), device, std::move(shards), buffers);
 }
 
 }  // namespace ddp

@@ -28,10 +28,11 @@ class ShardedGradients final : public GradientPlacement {
   GradientShard& shard_;
 };
 
-/// Reduce-scatters each bucket, one at a time: the buckets share one memory.
+/// Reduce-scatters each bucket.
 ///
 /// \param device  of the parameters.
+/// \param buffers  that the buckets share.
 std::unique_ptr<BucketReduction> make_reduce_scatter(
-    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards);
+    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards, size_t buffers);
 
 }  // namespace ddp

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include "buckets/bucket_set.h"
 #include "reduction/bucket_reduction.h"
@@ -35,6 +36,9 @@ class BackwardPass {
     std::atomic<uint32_t> pending{0};  // parameters that are not ready
     BucketReduction::InFlight in_flight;
     at::Tensor reduced;  // the reduced gradients, until they are copied out
+    /// Of a model on several devices: the stream of the bucket's device that has its gradients. The
+    /// thread of another device may launch the bucket.
+    std::optional<c10::Stream> stream;
   };
   /// Whether more gradients of the parameter are expected, this one was the last, or it was one too
   /// many.

@@ -35,10 +35,9 @@ class BucketReduction {
   /// Whether the reduction leaves a bucket as it was packed, as in a group of one.
   virtual bool returns_as_packed() const { return false; }
 
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// The work that must end before another bucket is packed; null for none. A second call returns
-  /// null.
-  virtual WorkPtr take_blocking_work() { return {}; }
+  /// Bucket b has the memory of bucket b - buffers(), and is packed after that one's reduction; 0:
+  /// each has its own.
+  virtual size_t buffers() const { return 0; }
 
   /// Starts the reduction of a packed bucket, without waiting.
   virtual InFlight start(

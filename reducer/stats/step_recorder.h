@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "pass/pass_observer.h"
+#include "stats/event_times.h"
 #include "stats/times.h"
 
 namespace ddp {
@@ -19,22 +21,32 @@ namespace ddp {
 /// Takes the times of sampled steps. In other steps a call only tests a pointer, except at the
 /// beginning and the end.
 ///
+/// On a device the times are those of events: neither a step nor steps() waits for one. steps()
+/// then leaves out those that the device has not ended yet.
+///
 /// Threads: those that run a reducer, and any thread that completes a collective.
 class StepRecorder final : public PassObserver {
  public:
   /// \param every  sample the first ten steps, and then every step whose number is a multiple of
   ///        this; 0: none.
   /// \param more  further first steps to sample.
-  StepRecorder(int rank, int64_t every, int64_t more = 0)
-      : rank_(rank), every_(every), first_(kFirst + more) {}
+  /// \param device  whose collectives make a stream wait; none: the host takes the times.
+  StepRecorder(int rank, int64_t every, int64_t more = 0, std::optional<c10::Device> device = {})
+      : rank_(rank), every_(every), first_(kFirst + more), device_(device) {}
 
   /// Of several forwards before a reduced backward, the step begins with the last one.
   void begin_forward(int64_t step) override;
-  /// Drops the sample of the current step.
-  void skip_step() { sample_.reset(); }
-  bool is_sampling() const { return sample_ != nullptr; }
+  /// Drops the sample of the current step, which is captured.
+  void skip_step() {
+    sample_.reset();
+    skips_ = true;
+  }
+  /// Whether the host has to wait for the collectives of this step to know their times.
+  bool makes_host_wait() const { return sample_ != nullptr && !device_; }
   void armed(size_t buckets) override {
-    if (sample_) sample_->stats.buckets.assign(buckets, {});
+    if (!sample_) return;
+    sample_->stats.buckets.assign(buckets, {});
+    if (sample_->events) sample_->events->arm(buckets);
   }
   void begin_backward() override;
   void bucket_ready(size_t bucket) override {
@@ -48,7 +60,8 @@ class StepRecorder final : public PassObserver {
     if (sample_) watch(bucket, in_flight, on_cpu);
   }
   void reduced(size_t bucket) override {
-    if (sample_) note_done(*sample_, bucket);
+    if (!sample_) return;
+    sample_->events ? sample_->events->done(bucket) : note_done(*sample_, bucket);
   }
   void autograd_done() override;
   /// Stores the step, unless this rank had no input in it.
@@ -57,7 +70,7 @@ class StepRecorder final : public PassObserver {
   /// Median time of the sampled steps after number `after`; 0 when there is none.
   double median_step_ms(int64_t after) const;
 
-  std::vector<StepStats> steps() const { return {steps_.begin(), steps_.end()}; }
+  std::vector<StepStats> steps() const;
 
  private:
   static constexpr int64_t kFirst = 10;
@@ -69,9 +82,15 @@ class StepRecorder final : public PassObserver {
     std::mutex mutex;  // guards the content of `stats.buckets`
     StepStats stats;
     double blocked_ms = 0;  // time during autograd that its threads spent in calls that launch
+    std::unique_ptr<EventTimes> events;  // on a device
     double now_ms() const { return milliseconds(Clock::now() - begin); }
   };
 
+  bool is_sampled(int64_t step) const {
+    return every_ > 0 && (step <= first_ || step % every_ == 0);
+  }
+  static StepStats stats_of(Sample& sample);
+  void take_ended();
   static void note_done(Sample& sample, size_t bucket);
   void note_ready(size_t bucket);
   void note_launched(size_t bucket, int64_t bytes);
@@ -82,7 +101,12 @@ class StepRecorder final : public PassObserver {
   int64_t every_;
   int64_t first_;
   std::shared_ptr<Sample> sample_;  // of the current step; null if it is not sampled
+  std::optional<c10::Device> device_;
+  int64_t step_ = 0;
+  bool skips_ = false;  // the current step is captured
   Clock::time_point last_end_{};
+  EventTimes::Moment last_end_on_device_;       // of a step before one that is sampled
+  std::deque<std::shared_ptr<Sample>> ending_;  // that the device may not have ended
   std::deque<StepStats> steps_;
 };
 

@@ -17,7 +17,7 @@ struct BucketStats {
   int64_t bytes = 0;        ///< of its gradients
   double ready_ms = -1;     ///< its last gradient was ready
   double launched_ms = -1;  ///< its collective began, after those of the buckets before it
-  double done_ms = -1;      ///< the host found its collective complete
+  double done_ms = -1;      ///< its collective had ended
 };
 
 /// One step: from the forward pass that armed the reducer to the end of the reduced backward pass.
@@ -60,9 +60,10 @@ struct BucketCapTuning {
   double ms_per_mb = 0;               ///< further time for each MiB of an all-reduce
 };
 
-/// The measurements of a reducer, all on the host. On CUDA, where the host runs ahead of the
-/// device, the computation ends when its kernels are queued; a sampled step waits for its
-/// collectives.
+/// The measurements of a reducer. On a GPU over NCCL, where the host runs ahead of the device, the
+/// times of a step are the device's, between events; a step that the device has not ended yet is
+/// left out, and no step waits for one. Elsewhere the host takes them; a sampled step of a model on
+/// several GPUs then waits for its collectives.
 struct ReductionStats {
   std::vector<StepStats> steps;  ///< the last ones that were sampled, oldest first, at most 128
   int64_t rebuilds = 0;          ///< of the buckets
