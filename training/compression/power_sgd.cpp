@@ -17,6 +17,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/stream_use.h>
 
 #include "bucket_states.h"
 #include "finite.h"
@@ -345,6 +346,10 @@ class PowerSGD::Impl {
       at += gradient.numel();
     }
     for (auto& batch : flight.batches) decompress(flight, batch);
+    // A future runs its callbacks on a stream of its own, and this is the last use of these.
+    record_use(flight.whole_together);
+    record_use(flight.ps);
+    for (const auto& batch : flight.batches) record_use(batch.stacked);
     flight.result->markCompleted(flight.buffer);
   }
 

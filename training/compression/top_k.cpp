@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/stream_use.h>
 
 #include "bucket_states.h"
 #include "finite.h"
@@ -156,6 +157,7 @@ class TopK::Impl {
             // Non-finite elements count as the largest, so they are among the values.
             const auto is_finite = all_finite({Selection::values_of_all(all, world, count, dtype)});
             at::where_out(residual->error, is_finite, buffer, residual->error);
+            record_use(chosen);  // on a stream of the future's
           }
           buffer.zero_();
           // Add the ranks in order, so that sums are equal on all ranks.
