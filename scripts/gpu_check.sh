@@ -280,7 +280,7 @@ run_ranks() {
   beside programs "$label: timeout" 90 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" timeout
   JUDGED=0 beside programs "$label: killed" 60 ddp_cuda_failures \
     "$pair" "$bin/ddp_cuda_failures" killed
-  for name in connects polls messages dropped captured settle leaves sparse barrier throws \
+  for name in connects split polls messages dropped captured settle leaves sparse units barrier throws \
     two_groups connects_alone; do
     beside programs "$label: $name" 60 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" "$name"
   done

@@ -8,7 +8,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/torch.h>
 
-#include "data/toy_device.h"
+#include "support/toy_device.h"
 
 #include "support/catch.h"
 

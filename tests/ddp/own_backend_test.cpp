@@ -3,6 +3,7 @@
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/text.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -10,11 +11,13 @@
 #include <thread>
 
 #include "comm/backends/gloo/gloo.h"
+#include "comm/backends/nccl/nccl_options.h"
+#include "comm/backends/registry.h"
 #include "comm/group/backend_spec.h"
-#include "data/toy_device.h"
 #include "ddp/wrapping.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/toy_device.h"
 
 #include "support/catch.h"
 
@@ -26,6 +29,8 @@ using testing::error_of;
 using testing::Rank;
 using testing::RanksOptions;
 using testing::run_ranks;
+
+thread_local const char* variable = "";  // of a rank, which is a thread
 
 /// What a program's own backend is like: it has some collectives, and a name that c10d does not
 /// know.
@@ -204,6 +209,128 @@ TEST_CASE("a backend that makes nothing is an error", "[own_backend][errors]") {
                                .timeout(20s));
       }),
       ContainsText("backend nothing: expected make() to return a backend, got none"));
+}
+
+TEST_CASE("what a backend wants alike on all ranks is compared", "[own_backend][ranks][errors]") {
+  backends::RegisteredBackend particular;
+  particular.name = "particular";
+  particular.devices = {"cpu"};
+  particular.capabilities = [] { return BackendCapabilities(); };
+  particular.make = [](const backends::Setup&) -> backends::BackendPtr { return {}; };
+  particular.claim = [] { return std::string(variable); };
+  REQUIRE(backends::add(particular));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto error_on = [&](int rank, const char* value) {
+    variable = value;
+    return error_of([&] {
+      make_process_group(ProcessGroupOptions()
+                             .backend("particular")
+                             .store(store)
+                             .rank(rank)
+                             .world_size(2)
+                             .timeout(20s));
+    });
+  };
+  std::string first;
+  std::thread rank_0([&] { first = error_on(0, ""); });
+  const auto second = error_on(1, "VARIABLE=1");
+  rank_0.join();
+  CHECK(first == second);
+  CHECK_THAT(first, ContainsText("with world size 2 and backend cpu:particular, VARIABLE=1"));
+}
+
+/// A backend whose memory exists once a collective has run, as NCCL's.
+class LateMemory : public Relay {
+ public:
+  using Relay::Relay;
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    is_connected = true;
+    return Relay::allreduce(t, o);
+  }
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    is_connected = true;
+    return Relay::broadcast(t, o);
+  }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    TORCH_CHECK(is_connected, "communicator has not been initialized before");
+    ++allocated;
+    return at::empty({size}, options);
+  }
+  bool is_connected = false;
+  int allocated = 0;
+};
+
+TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_backend][ranks]") {
+  register_once();
+  backends::RegisteredBackend late = *backends::find("relay");
+  late.name = "late_memory";
+  late.is_connected = [](c10d::Backend& b) { return dynamic_cast<LateMemory&>(b).is_connected; };
+  late.make = [](const backends::Setup& setup) -> backends::BackendPtr {
+    return c10::make_intrusive<LateMemory>("late_memory", backends::make_gloo(setup));
+  };
+  backends::add(late);  // once: the case runs twice
+  const bool init_sync = GENERATE(true, false);
+  CAPTURE(init_sync);
+  const auto allocated = run_ranks<std::vector<int>>(
+      2,
+      [&](const Rank& self) {
+        torch::nn::Linear net(4, 8);
+        DistributedDataParallel<torch::nn::Linear> model(
+            net, testing::in(self).init_sync(init_sync));
+        const auto& backend =
+            dynamic_cast<LateMemory&>(*self.group->getBackend(c10::DeviceType::CPU));
+        std::vector<int> counts{backend.allocated};
+        for (int step = 0; step < 3; ++step) model->forward(torch::ones({2, 4})).sum().backward();
+        counts.push_back(backend.allocated);
+        return counts;
+      },
+      over("late_memory"));
+  for (const auto& counts : allocated) {
+    CHECK((counts[0] > 0) == init_sync);
+    CHECK(counts[1] > counts[0]);  // the buckets of the final order
+  }
+}
+
+std::vector<std::string> parts_in_groups[3];  // by rank
+
+TEST_CASE("every rank of the parent has a part in making a group", "[own_backend][ranks]") {
+  backends::RegisteredBackend splitting;
+  splitting.name = "splitting";
+  splitting.devices = {"cpu"};
+  splitting.capabilities = [] { return BackendCapabilities(); };
+  splitting.make = [](const backends::Setup& setup) {
+    if (setup.parent) {
+      parts_in_groups[setup.global_ranks[static_cast<size_t>(setup.rank)]].push_back(
+          "makes " + joined_by(" ", setup.parent_ranks));
+    }
+    return backends::make_gloo(setup);
+  };
+  splitting.sit_out = [](const backends::Setup& setup) {
+    parts_in_groups[setup.rank].push_back(setup.parent ? "sits out" : "has no parent");
+  };
+  REQUIRE(backends::add(splitting));
+  run_ranks<int>(
+      3,
+      [](const Rank& self) {
+        const auto two = new_group({0, 2}, self.group);
+        const auto alone = new_group({1}, self.group);
+        const auto by_color = split_group(self.rank == 1 ? -1 : 0, -self.rank, self.group);
+        return 0;
+      },
+      over("splitting"));
+  using Parts = std::vector<std::string>;
+  CHECK(parts_in_groups[0] == Parts{"makes 0 2", "sits out", "makes 2 0"});
+  CHECK(parts_in_groups[1] == Parts{"sits out", "sits out", "sits out"});
+  CHECK(parts_in_groups[2] == Parts{"makes 0 2", "sits out", "makes 2 0"});
+}
+
+TEST_CASE("NCCL splits a group where that is asked for", "[own_backend]") {
+  const c10::Device gpu(at::kCUDA, 0);
+  CHECK_FALSE(splits_parent({}, gpu));
+  CHECK_FALSE(splits_parent(NcclOptions().split_share(true), {}));
+  CHECK(splits_parent(NcclOptions().split_share(true), gpu));
+  CHECK(splits_parent(NcclOptions().split_share(false), gpu));
 }
 
 TEST_CASE("the future of a hook waits for any device's stream", "[own_backend]") {

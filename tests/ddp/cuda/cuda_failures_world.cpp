@@ -182,6 +182,24 @@ void connect_at_once() {
   ddp::destroy_process_group();
 }
 
+/// Groups of one communicator, which NCCL splits.
+void split_groups() {
+  ddp::init_process_group(Options()
+                              .backend("cuda:nccl")
+                              .timeout(seconds(20))
+                              .device_id(kGpu)
+                              .nccl(ddp::NcclOptions().split_share(true)));
+  const auto both = ddp::new_group({0, 1}), alone = ddp::new_group({0});
+  const auto turned = ddp::split_group(0, -ddp::get_rank());
+  for (const auto& group : {both, turned}) {
+    auto sum = ones();
+    ddp::all_reduce(sum, group);
+    TORCH_CHECK(sum.item<float>() == 2);
+  }
+  TORCH_CHECK(ddp::get_rank(turned) == 1 - ddp::get_rank());
+  ddp::destroy_process_group();
+}
+
 void settle() {
   init();
   Trainer trainer;
@@ -254,6 +272,41 @@ void refuse_sparse() {
       10, {"without sparse all-reduce, nccl"}, [&] { ddp::DistributedDataParallel model(net); });
 }
 
+/// Units of equal size, whose gathers and reductions fit to each other.
+struct UnitsImpl : torch::nn::Module {
+  using Unit = ddp::FullyShardedDataParallel<torch::nn::Linear>;
+
+  UnitsImpl() {
+    for (const char* name : {"one", "two", "three"}) {
+      units.push_back(register_module(name, Unit(Trainer::on_gpu(torch::nn::Linear(64, 64)))));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < units.size(); ++i) {
+      if (i != left_out) x = units[i]->forward(x);
+    }
+    return x;
+  }
+  size_t left_out = 3;
+  std::vector<Unit> units;
+};
+TORCH_MODULE(Units);
+
+/// A rank leaves a unit of a sharded model out of a later step.
+void leave_out_unit() {
+  init();
+  Units net;
+  ddp::FullyShardedDataParallel model(net);
+  expect_error(25, {"FullyShardedDataParallel"}, [&] {
+    for (int step = 0; step < 8; ++step) {
+      if (step == kFailingStep && is_second()) net->left_out = 1;
+      const auto loss = model->forward(torch::ones({1, 64}, kGpu)).sum();
+      loss.backward();
+      (void)loss.item<float>();
+    }
+  });
+}
+
 const std::map<std::string, std::function<void()>>& cases() {
   static const std::map<std::string, std::function<void()>> all{
       {"throws", throw_in_training},
@@ -264,12 +317,14 @@ const std::map<std::string, std::function<void()>>& cases() {
       {"connects", connect_at_once},
       {"connects_alone", connect_without_peer},
       {"settle", settle},
+      {"split", split_groups},
       {"messages", exchange_messages},
       {"captured", capture_step},
       {"leaves", leave_without_destroy},
       {"polls", poll_parts},
       {"barrier", barrier_without_peer},
-      {"sparse", refuse_sparse}};
+      {"sparse", refuse_sparse},
+      {"units", leave_out_unit}};
   return all;
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
@@ -23,17 +24,31 @@ namespace ddp_cuda_world {
 
 namespace {
 
-void train(const Options& options, const ddp::CommHook& hook = nullptr, double tolerance = 1e-5) {
-  auto net = make_net();
-  ddp::DistributedDataParallel model(net, options);
-  if (hook) model->register_comm_hook(hook);
-  torch::optim::SGD optimizer(net->parameters(), 0.1);
+/// Trains with this rank's batches.
+template <typename Model>
+void run_steps(Model& model, torch::optim::Optimizer& optimizer) {
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     loss_of(model->forward(own_batch(step))).backward();
     optimizer.step();
   }
+}
+
+/// Trains `module`, which has the parameters of `net`, beside one process with all batches.
+template <typename Module>
+void train_beside_one_process(
+    const Module& module, const Net& net, const Options& options,
+    const ddp::CommHook& hook = nullptr, double tolerance = 1e-5) {
+  ddp::DistributedDataParallel model(module, options);
+  if (hook) model->register_comm_hook(hook);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  run_steps(model, optimizer);
   check(net, one_process(), tolerance);
+}
+
+void train(const Options& options, const ddp::CommHook& hook = nullptr, double tolerance = 1e-5) {
+  const auto net = make_net();
+  train_beside_one_process(net, net, options, hook, tolerance);
 }
 
 void accumulate() {
@@ -91,11 +106,7 @@ void share_buffers() {
   auto net = make_net(/*normalizes=*/true);
   ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
+  run_steps(model, optimizer);
   TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' parameters or buffers differ");
   TORCH_CHECK(flat(net).isfinite().all().item<bool>(), "parameters are not finite");
 }
@@ -105,11 +116,7 @@ void sync_batch_norm() {
   TORCH_CHECK(ddp::convert_sync_batchnorm(net, group) == 1);
   ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
+  run_steps(model, optimizer);
   auto whole = make_net(/*normalizes=*/true);
   check(net, one_process(whole, torch::optim::SGD(whole->parameters(), 0.1)), 1e-4);
   const auto statistics = [](const Net& of) {
@@ -123,30 +130,17 @@ void sync_batch_norm() {
 void shard_optimizer(int stage) {
   const torch::optim::AdamOptions adam(1e-2);
   auto net = make_net();
-  ddp::DistributedDataParallel model(net, in_group());
+  ddp::DistributedDataParallel model(net, in_group().bucket_cap_mb(1e-3));  // several buckets
   ddp::ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(
       model, adam, ddp::ZeroOptions().stage(stage));
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
+  run_steps(model, optimizer);
   auto whole = make_net();
   check(net, one_process(whole, torch::optim::Adam(whole->parameters(), adam)), 1e-3);
 }
 
 void mix_precision() {
-  auto net = make_net();
-  ddp::DistributedDataParallel model(
-      net, in_group().mixed_precision(
-               ddp::MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kBFloat16)));
-  torch::optim::SGD optimizer(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
-  check(net, one_process(), 0.02);
+  const auto low = ddp::MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kBFloat16);
+  train(in_group().mixed_precision(low), nullptr, 0.02);
 }
 
 void scale_gradients() {
@@ -222,44 +216,76 @@ struct RecomputedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Recomputed);
 
-template <typename Module>
-void train_beside_one_process(const Module& module, const Net& net) {
-  ddp::DistributedDataParallel model(module, in_group());
-  torch::optim::SGD optimizer(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
-  check(net, one_process());
-}
-
 void recompute_activations() {
   auto net = make_net();
-  train_beside_one_process(Recomputed(net), net);
+  train_beside_one_process(Recomputed(net), net, in_group());
 }
 
 void save_activations_on_host() {
-  auto net = make_net();
   const ddp::save_on_host guard;
-  train_beside_one_process(net, net);
+  train(in_group());
   TORCH_CHECK(guard.stats().copied > 0, "nothing was saved on the host");
 }
 
 void compress_gradients() {
-  auto net = make_net();
-  ddp::DistributedDataParallel model(net, in_group());
   ddp::hooks::PowerSGD power_sgd(
       ddp::hooks::PowerSGDOptions().matrix_approximation_rank(2).start_iter(2), group);
-  model->register_comm_hook(power_sgd);
-  torch::optim::SGD optimizer(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
-  check(net, one_process(), 0.2);
+  train(in_group().bucket_cap_mb(1e-3), power_sgd, 0.2);
   TORCH_CHECK(power_sgd.stats().rate() > 1, "nothing was compressed");
+}
+
+// TopK of all elements is the average.
+void send_largest() {
+  train(
+      in_group().bucket_cap_mb(1e-3), ddp::hooks::top_k(ddp::hooks::TopKOptions().ratio(1), group));
+}
+
+void take_times() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, in_group().stats_every(1).bucket_cap_mb(1e-3));
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  run_steps(model, optimizer);
+  torch::cuda::synchronize();
+  const auto stats = model->stats();
+  TORCH_CHECK(stats.steps.size() == kSteps, "times of ", stats.steps.size(), " steps");
+  for (const auto& step : stats.steps) {
+    TORCH_CHECK(
+        0 < step.forward_ms && step.forward_ms < step.compute_ms && step.compute_ms < step.total_ms,
+        "step ", step.step, ": ", step.forward_ms, ", ", step.compute_ms, ", ", step.total_ms);
+    for (const auto& bucket : step.buckets) {
+      TORCH_CHECK(
+          bucket.ready_ms <= bucket.launched_ms && bucket.launched_ms <= bucket.done_ms &&
+              bucket.done_ms <= step.total_ms,
+          "step ", step.step, ": ", bucket.ready_ms, ", ", bucket.launched_ms, ", ", bucket.done_ms,
+          " of ", step.total_ms);
+    }
+  }
+}
+
+// Waits on another stream than the one that starts it, and gets the memory of the copy that was
+// sent.
+void wait_on_another_stream() {
+  constexpr int64_t kRows = 1024;
+  constexpr int64_t kTensOfMilliseconds = 50'000'000;
+  const auto starts = c10::cuda::getStreamFromPool(), waits = c10::cuda::getStreamFromPool();
+  auto x = torch::arange(kRows * kRows, torch::kLong).view({kRows, kRows}).to(kGpu);
+  const auto expected = x * ddp::get_world_size();
+  torch::cuda::synchronize();
+  auto turned = x.t();
+  {
+    const c10::cuda::CUDAStreamGuard guard(starts);
+    auto work = ddp::all_reduce_async(turned, c10d::ReduceOp::SUM, group);
+    const c10::cuda::CUDAStreamGuard other(waits);
+    at::cuda::sleep(kTensOfMilliseconds);
+    work->wait();
+  }
+  {
+    const c10::cuda::CUDAStreamGuard guard(starts);
+    for (int i = 0; i < 4; ++i)
+      torch::full({kRows, kRows}, -1, at::dtype(torch::kLong).device(kGpu));
+  }
+  torch::cuda::synchronize();
+  TORCH_CHECK(torch::equal(x, expected), "the copy's memory was used by another stream");
 }
 
 std::vector<Case> averages() {
@@ -270,6 +296,8 @@ std::vector<Case> averages() {
       {"static graph", [] { train(in_group().static_graph(true)); }},
       {"input from the CPU", [] { train(in_group().device_ids({kGpu})); }},
       {"a side stream", on_a_side_stream},
+      {"another stream waits", wait_on_another_stream},
+      {"times", take_times},
       {"accumulation", accumulate},
       {"unused parameters", skip_parameters},
       {"buffers", share_buffers}};
@@ -277,17 +305,18 @@ std::vector<Case> averages() {
 
 std::vector<Case> parts() {
   return {
+      {"activations on the host", save_activations_on_host},  // first what no GPU has seen
+      {"PowerSGD", compress_gradients},
+      {"the largest elements", send_largest},
+      {"ZeRO of stage 2", [] { shard_optimizer(2); }},
       {"mixed precision", mix_precision},
       {"autocast and GradScaler", scale_gradients},
       {"SyncBatchNorm", sync_batch_norm},
       {"ZeRO of stage 1", [] { shard_optimizer(1); }},
-      {"ZeRO of stage 2", [] { shard_optimizer(2); }},
       {"uneven inputs", join_uneven_inputs},
       {"averaged models", average_models},
       {"steps in backward", step_in_backward},
       {"activations computed again", recompute_activations},
-      {"activations on the host", save_activations_on_host},
-      {"PowerSGD", compress_gradients},
       {"half precision hook", [] { train(in_group(), ddp::hooks::fp16_compress(group), 1e-2); }}};
 }
 

@@ -1,0 +1,110 @@
+#include <optional>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "support/toy_device.h"
+
+namespace ddp::testing::toy {
+namespace {
+
+/// A collective on the echo's stream.
+class EchoWork final : public c10d::Work {
+ public:
+  explicit EchoWork(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {
+    const auto device = outputs_.front().device();
+    result_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::ofTensors(),
+        device.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device});
+    if (!device.is_cpu()) {
+      end_.emplace(at::kPrivateUse1);
+      end_->record(Guard().getStream(device));
+    }
+    result_->markCompleted(c10::IValue(outputs_));
+  }
+  bool isCompleted() override {
+    ++Device::get().polls;
+    return !end_ || end_->query();
+  }
+  bool isSuccess() const override { TORCH_CHECK(false, "isSuccess() is deprecated"); }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    synchronize();
+    return true;
+  }
+  void synchronize() override {
+    if (end_) end_->block(Guard().getStream(outputs_.front().device()));
+  }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return result_; }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  std::optional<c10::Event> end_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;
+};
+
+class Echo final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Backend::Backend;
+
+  const std::string getBackendName() const override { return "echo"; }
+  bool supportsCoalescing() const override { return false; }
+
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& o) override {
+    return on_own_stream(tensors, [&] {
+      for (auto& t : tensors) sum(t, o.reduceOp);
+    });
+  }
+  WorkPtr broadcast(std::vector<at::Tensor>& t, const c10d::BroadcastOptions& /*o*/) override {
+    return on_own_stream(t, [] {});
+  }
+  WorkPtr _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*o*/) override {
+    std::vector<at::Tensor> tensors{output};
+    return on_own_stream(tensors, [&] { output.view({getSize(), -1}).copy_(input.view({1, -1})); });
+  }
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& o) override {
+    std::vector<at::Tensor> tensors{output};
+    return on_own_stream(tensors, [&] {
+      output.copy_(input.narrow(0, getRank() * output.numel(), output.numel()));
+      sum(output, o.reduceOp);
+    });
+  }
+
+ private:
+  void sum(at::Tensor& t, const c10d::ReduceOp& op) const {
+    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG);
+    t.mul_(op == c10d::ReduceOp::SUM ? getSize() : 1);
+  }
+  template <typename Run>
+  WorkPtr on_own_stream(const std::vector<at::Tensor>& outputs, const Run& run) const {
+    const at::NoGradGuard no_grad;
+    const auto device = outputs.front().device();
+    std::optional<c10::StreamGuard> guard;
+    if (!device.is_cpu()) {
+      const auto own = stream(kEchoStream, device.index());
+      c10::Event inputs(at::kPrivateUse1);
+      inputs.record(Guard().getStream(device));
+      inputs.block(own);
+      guard.emplace(own);
+      auto& toy = Device::get();
+      toy.echo_busy.push_back(!toy.is_idle(Device::key_of(own)));
+    }
+    run();
+    return c10::make_intrusive<EchoWork>(outputs);
+  }
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size) {
+  return c10::make_intrusive<Echo>(rank, size);
+}
+
+}  // namespace ddp::testing::toy
