@@ -1,6 +1,6 @@
 #include "device/stream_capture.h"
 
-#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 

@@ -6,10 +6,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/differentiable_call.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/rank_text.h>
-#include <ddp/internal/stream_capture.h>
 
 #include "base/executor.h"
 #include "group/monitored_group.h"

@@ -5,7 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 

@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/rank_text.h>
-#include <ddp/internal/stream_capture.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -4,7 +4,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/current_stream.h>
 
 #include "replicas/model_description.h"
 #include "replicas/replica_check.h"

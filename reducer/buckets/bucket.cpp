@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 
 #include "gradients/gradient_copy.h"
 #include "gradients/gradient_kind.h"

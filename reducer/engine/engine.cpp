@@ -9,8 +9,7 @@
 #include <c10/util/env.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/stream_capture.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 

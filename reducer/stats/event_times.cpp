@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <c10/core/StreamGuard.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 

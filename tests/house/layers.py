@@ -18,6 +18,7 @@ FOLDER_OF = {
     "carrier_device": "device",
     "check": "base",
     "collectives_with_group": "collectives",
+    "current_stream": "device",
     "default_group": "group",
     "differentiable_call": "group",
     "elastic_errors": "base",
@@ -35,7 +36,6 @@ FOLDER_OF = {
     "process_group_options": "base",
     "random_streams": "base",
     "rank_text": "base",
-    "stream_use": "device",
     "text": "base",
 }
 

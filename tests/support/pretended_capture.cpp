@@ -1,7 +1,7 @@
 // Replaces the library's is_capturing() in the program that has this file.
 #include "support/pretended_capture.h"
 
-#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 

@@ -17,7 +17,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 
 #include "bucket_states.h"
 #include "finite.h"

@@ -15,7 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/stream_use.h>
+#include <ddp/internal/current_stream.h>
 
 #include "bucket_states.h"
 #include "finite.h"

@@ -1,3 +1,4 @@
+// What concerns the current stream of a device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,5 +19,12 @@ inline void record_use(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return;
   tensor.record_stream(current_stream_of(tensor.device()));
 }
+
+/// Whether the current stream of `device` is being captured into a graph that is replayed later
+/// (cudaStreamBeginCapture), so that it runs nothing now. The host must then neither wait for the
+/// device nor query it, and host writes of the step are not repeated in a replay.
+///
+/// Cost: one call of the CUDA runtime on a GPU; nothing on the CPU.
+bool is_capturing(c10::Device device);
 
 }  // namespace ddp
