@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <ddp/internal/c10d_names.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "support/toy_device.h"
@@ -63,12 +64,12 @@ class Echo final : public c10d::Backend {
   WorkPtr broadcast(std::vector<at::Tensor>& t, const c10d::BroadcastOptions& /*o*/) override {
     return on_own_stream(t, [] {});
   }
-  WorkPtr _allgather_base(
+  WorkPtr DDP_ALL_GATHER_SINGLE(
       at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*o*/) override {
     std::vector<at::Tensor> tensors{output};
     return on_own_stream(tensors, [&] { output.view({getSize(), -1}).copy_(input.view({1, -1})); });
   }
-  WorkPtr _reduce_scatter_base(
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& o) override {
     std::vector<at::Tensor> tensors{output};
     return on_own_stream(tensors, [&] {
