@@ -63,7 +63,7 @@ StageChunk::Tensors StageChunk::backward(int64_t microbatch, const Tensors& grad
   kept_.erase(microbatch);
   --backwards_left_;
   auto given = gradients;
-  if (module_.reduces() && (reduces_each_ || backwards_left_ == 0)) sync(kept, given);
+  if ((reduces_each_ || backwards_left_ == 0) && module_.reduces()) sync(kept, given);
   Tensors roots, root_gradients;
   for (size_t k = 0; k < given.size(); ++k) {
     if (!given[k].defined() || !kept.outputs.at(k).defined()) continue;

@@ -1,5 +1,7 @@
 #include <ddp/detail/stage_module.h>
 
+#include <algorithm>
+
 #include <ddp/internal/check.h>
 
 namespace ddp::detail {
@@ -28,9 +30,12 @@ void StageModule::sync_in_backward(const StageTensors& outputs) const {
 }
 
 bool StageModule::reduces() const {
-  bool is_wrapper = false;
-  if_wrapper(*module, [&](auto&) { is_wrapper = true; });
-  return is_wrapper;
+  if (dynamic_cast<const DistributedDataParallelBase*>(module.get())) return true;
+  if (!dynamic_cast<const FullyShardedBase*>(module.get())) return false;
+  const auto parameters = module->parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+    return parameter.requires_grad();
+  });
 }
 
 bool StageModule::may_reduce_each() const {

@@ -256,6 +256,30 @@ TEST_CASE("sharded stages that free units after forward, and that reduce each mi
   }
 }
 
+TEST_CASE("a sharded stage whose parameters are all frozen takes part in steps") {
+  const int frozen = GENERATE(0, 1);
+  const auto differences = run_ranks<double>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+    const int stage = mesh.rank("pp");
+    const auto freeze = [](Layer& layer) {
+      for (auto& p : layer->parameters()) p.requires_grad_(false);
+    };
+    WholeNet whole(2);
+    freeze(whole.layers[static_cast<size_t>(frozen)]);
+    Layer layer(stage);
+    if (stage == frozen) freeze(layer);
+    ddp::FullyShardedDataParallel model(
+        layer, ddp::FullyShardedOptions().process_group(mesh.group("dp")));
+    ddp::PipelineStage pipeline(
+        model, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
+    train_beside_whole(mesh, pipeline, whole, [](const auto& step) { step(); });
+    const ddp::SummonFullParams summoned(*model);
+    return largest_difference(
+        whole.layers[static_cast<size_t>(stage)]->parameters(), model->parameters());
+  });
+  for (const auto difference : differences) CHECK(difference < 1e-12);
+}
+
 TEST_CASE("sharded replicas evaluate batches of different rows") {
   const auto differences = run_ranks<double>(4, [](const Rank& self) {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);

@@ -76,7 +76,8 @@ struct DDP_API StageModule {
 
   /// Of a wrapper: reduces in the coming backward through `outputs`.
   void sync_in_backward(const StageTensors& outputs) const;
-  /// Whether it is a wrapper that reduces gradients.
+  /// Whether it is a wrapper that reduces gradients. A sharded one of frozen parameters has none to
+  /// reduce, on any rank. A pass without a graph says nothing of other ranks, which may have one.
   bool reduces() const;
   /// Whether it may do so in each backward pass of a step, over gradients that it reduced in those
   /// before: a mean of what is equal on all ranks changes nothing, and a sum does.
