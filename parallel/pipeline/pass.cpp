@@ -12,6 +12,22 @@
 #include <ddp/internal/rank_text.h>
 
 namespace ddp {
+namespace {
+
+/// Calls what the program gave. An exception of its own is this rank's: the monitor need not look
+/// for a peer that caused it.
+template <typename Call>
+auto call_program(const Call& call) {
+  try {
+    return call();
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    DDP_CHECK(false, text_of(error));
+  }
+}
+
+}  // namespace
 
 std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
 
@@ -171,14 +187,7 @@ PipelinePass::Tensors PipelinePass::run_forward(const PipelineStep& step, const 
 }
 
 PipelinePass::Tensors PipelinePass::run_backward(const Action& action, const Tensors& gradients) {
-  try {
-    return chunk_of(action).backward(action.microbatch, gradients);
-  } catch (const c10::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    // Of the program, such as a hook's: the monitor need not look for a peer that caused it.
-    DDP_CHECK(false, text_of(error));
-  }
+  return call_program([&] { return chunk_of(action).backward(action.microbatch, gradients); });
 }
 
 void PipelinePass::forward(const PipelineStep& step) {
@@ -203,7 +212,8 @@ void PipelinePass::forward(const PipelineStep& step) {
 
 void PipelinePass::add_loss(const Action& action, const at::Tensor& output) {
   const auto at = static_cast<size_t>(action.microbatch);
-  auto loss = setup_.loss(output, target_parts_.tensors(action.microbatch)[0]);
+  const auto target = target_parts_.tensors(action.microbatch)[0];
+  auto loss = call_program([&] { return setup_.loss(output, target); });
   DDP_CHECK(
       loss.defined() && loss.numel() == 1, "PipelineStage: expected a loss of one element, got ",
       loss.defined() ? ddp::str(loss.sizes()) : "none", " ", setup_.on_rank(),
@@ -211,7 +221,9 @@ void PipelinePass::add_loss(const Action& action, const at::Tensor& output) {
   losses_[at] = loss.detach();
   // Before backward, because gradients of several steps add up.
   if (setup_.options.scale_grads()) loss = loss * target_parts_.share(action.microbatch);
-  if (setup_.options.scale_loss()) loss = setup_.options.scale_loss()(loss);
+  if (const auto& scale = setup_.options.scale_loss()) {
+    loss = call_program([&] { return scale(loss); });
+  }
   loss_gradients_[at] = at::ones_like(loss.detach());
   chunk_of(action).keep_graph(action.microbatch, {loss});
 }
@@ -243,7 +255,7 @@ void PipelinePass::end() {
   if (!trains_ || !has_stage(0)) return;
   std::vector<Tensors> parts;
   for (int64_t i = 0; i < setup_.shape.microbatches; ++i) parts.push_back(input_parts_.tensors(i));
-  backward_through(inputs_, parts, input_gradients_);
+  call_program([&] { backward_through(inputs_, parts, input_gradients_); });
 }
 
 }  // namespace ddp

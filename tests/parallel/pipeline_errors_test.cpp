@@ -129,30 +129,32 @@ struct Ended {
   double seconds = 0;
 };
 
+/// The errors of ranks that run `body`, and how long they take.
+Ended ended_ranks(int ranks, const std::function<void(const Rank&)>& body) {
+  Ended ended;
+  const auto start = std::chrono::steady_clock::now();
+  ended.errors = errors_of_ranks(ranks, body, kLongTimeout);
+  ended.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return ended;
+}
+
 /// The errors of steps in which rank `self.rank` has a stage of `body_of(self)`.
 Ended errors_of_step(
     int ranks, const std::function<AnyImpl::Forward(const Rank&)>& body_of,
     const std::vector<int64_t>& sizes = {8, 3}, int64_t microbatches = 4) {
-  Ended ended;
-  const auto start = std::chrono::steady_clock::now();
-  ended.errors = errors_of_ranks(
-      ranks,
-      [&](const Rank& self) {
-        ddp::PipelineStage pipeline(
-            Any(body_of(self)), self.rank, self.size,
-            [](const at::Tensor& output, const at::Tensor&) { return output.mean(); },
-            error_options(self, microbatches));
-        std::vector<at::Tensor> inputs;
-        if (self.rank == 0) inputs.push_back(torch::ones(sizes));
-        const bool is_last = self.rank == self.size - 1;
-        // A rank that has done its part of the step finds the failure in the next one.
-        for (int s = 0; s < 2; ++s) {
-          pipeline.step(inputs, is_last ? torch::ones({sizes[0]}) : at::Tensor());
-        }
-      },
-      kLongTimeout);
-  ended.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return ended;
+  return ended_ranks(ranks, [&](const Rank& self) {
+    ddp::PipelineStage pipeline(
+        Any(body_of(self)), self.rank, self.size,
+        [](const at::Tensor& output, const at::Tensor&) { return output.mean(); },
+        error_options(self, microbatches));
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(torch::ones(sizes));
+    const bool is_last = self.rank == self.size - 1;
+    // A rank that has done its part of the step finds the failure in the next one.
+    for (int s = 0; s < 2; ++s) {
+      pipeline.step(inputs, is_last ? torch::ones({sizes[0]}) : at::Tensor());
+    }
+  });
 }
 
 at::Tensor same(const at::Tensor& x) { return x * 1; }
@@ -221,6 +223,39 @@ TEST_CASE("a backward that throws ends all ranks, with the action", "[errors]") 
   for (const auto& error : ended.errors) {
     CHECK_THAT(error, ContainsText("B2 of stage 1 failed on rank 1 of 3: boom"));
   }
+  CHECK(ended.seconds < 2.5);
+}
+
+TEST_CASE("a loss, its scale, and the graph of an input that throw end all ranks", "[errors]") {
+  const std::string place = GENERATE("loss", "scale_loss", "input");
+  CAPTURE(place);
+  const auto throw_in = [&](const char* here) {
+    if (place == here) throw std::runtime_error("boom");
+  };
+  const auto loss = [&](const at::Tensor& output, const at::Tensor&) {
+    throw_in("loss");
+    return output.mean();
+  };
+  const auto scale = [&](const at::Tensor& loss) {
+    throw_in("scale_loss");
+    return loss;
+  };
+  const auto ended = ended_ranks(3, [&](const Rank& self) {
+    ddp::PipelineStage pipeline(
+        Any(same), self.rank, self.size, loss, error_options(self).scale_loss(scale));
+    for (int s = 0; s < 2; ++s) {
+      std::vector<at::Tensor> inputs;
+      if (self.rank == 0) {
+        inputs.push_back(torch::ones({8, 3}).requires_grad_() * 1);
+        inputs[0].register_hook([&](const at::Tensor&) { throw_in("input"); });
+      }
+      pipeline.step(inputs, self.rank == 2 ? torch::ones({8}) : at::Tensor());
+    }
+  });
+  const auto* const text = place == "input"
+                               ? "ending a step of a pipeline failed on rank 0 of 3: boom"
+                               : "F0 of stage 2 failed on rank 2 of 3: boom";
+  for (const auto& error : ended.errors) CHECK_THAT(error, ContainsText(text));
   CHECK(ended.seconds < 2.5);
 }
 
