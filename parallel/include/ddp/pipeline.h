@@ -28,9 +28,11 @@ namespace ddp {
 /// in each step; so an optimizer keeps them equal.
 ///
 /// ```
-/// const auto ends = ddp::new_group({0, pp - 1}, mesh.group("pp"));  // on all ranks
 /// ddp::PipelineOptions options;
-/// if (ends) options.tied({{model->module()->embedding->weight, ends}});
+/// if (pp > 1) {  // else one module has it alone
+///   const auto ends = ddp::new_group({0, pp - 1}, mesh.group("pp"));  // on all ranks
+///   if (ends) options.tied({{model->module()->embedding->weight, ends}});
+/// }
 /// ```
 struct TiedParameter {
   /// A parameter of this rank's module: on each rank of the same shape and dtype, of the same part
