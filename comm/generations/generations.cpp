@@ -162,7 +162,7 @@ struct Generations::Impl {
   mutable std::mutex mutex;  // guards `job`
   std::shared_ptr<JobMonitor> job;
   int64_t generation = 0;  // the last that next() returned
-  bool leaves = false;
+  std::atomic<bool> leaves{false};
   std::atomic<int64_t> ended_before{0};  // all generations below it have ended
   Meeting meeting;
   MemberLink link;  // last: its thread uses the others

@@ -45,6 +45,13 @@ void keep(const Key& key, const OwnGroup& own) {
       key, Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(own.group), own.number});
 }
 
+std::vector<int64_t> largest(const std::vector<int64_t>& numbers, const ProcessGroup& group) {
+  auto all = at::tensor(numbers, at::dtype(at::kLong).device(carrier_device(*group)));
+  all_reduce(all, c10d::ReduceOp::MAX, group);
+  all = all.cpu();
+  return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
+}
+
 ProcessGroup made_group(const ProcessGroup& group) {
   std::vector<int> ranks(static_cast<size_t>(group->getSize()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -53,7 +60,7 @@ ProcessGroup made_group(const ProcessGroup& group) {
 
 }  // namespace
 
-OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
+OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order, const ProcessGroup& replicas) {
   if (!group) return {};
   const Key key(group.get(), order);
   auto own = known_group(key);
@@ -61,14 +68,11 @@ OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
     own.group = group;
   } else {
     // Another rank may have dropped its last model.
-    auto news = at::tensor(
-        {int64_t{own.group ? 0 : 1}, own.number},
-        at::dtype(at::kLong).device(carrier_device(*group)));
-    all_reduce(news, c10d::ReduceOp::MAX, group);
-    news = news.cpu();
-    own.number = news[1].item<int64_t>();
-    if (news[0].item<int64_t>() == 1) own = {made_group(group), 0};
+    const auto most = largest({own.group ? 0 : 1, own.number}, group);
+    own.number = most[1];
+    if (most[0] == 1) own = {made_group(group), 0};
   }
+  if (replicas && replicas->getSize() > 1) own.number = largest({own.number}, replicas)[0];
   ++own.number;
   keep(key, own);
   return own;

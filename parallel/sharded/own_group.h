@@ -11,7 +11,7 @@ enum class OwnOrder { Gathers, Reductions };
 
 struct OwnGroup {
   ProcessGroup group;
-  int64_t number = 0;  ///< of the requests for it, from 1, the same on all ranks
+  int64_t number = 0;  ///< of the requests for it, rising from 1, the same on all ranks
 };
 
 /// A group of the same ranks for these collectives alone: neither the other ones' order nor that of
@@ -19,8 +19,11 @@ struct OwnGroup {
 /// used get the same.
 ///
 /// \param group  null: returns null.
+/// \param replicas  null, or the ranks at the same place of other groups, which get the same
+/// number.
 ///
-/// Collective: yes. Blocks: host.
-OwnGroup own_group_of(const ProcessGroup& group, OwnOrder order);
+/// Collective: yes, over both. Blocks: host.
+OwnGroup own_group_of(
+    const ProcessGroup& group, OwnOrder order, const ProcessGroup& replicas = nullptr);
 
 }  // namespace ddp

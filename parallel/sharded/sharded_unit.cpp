@@ -98,7 +98,7 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
-  const auto own = own_group_of(groups_.shard, OwnOrder::Gathers);
+  const auto own = own_group_of(groups_.shard, OwnOrder::Gathers, groups_.replicate);
   gather_group_ = own.group;
   number_ = own.number;
   group_into_segments(options);

@@ -138,6 +138,8 @@ int main(int argc, char** argv) try {
   const bool first = restarts == nullptr || std::strcmp(restarts, "0") == 0;
   if (what == "fail-once" && first && ddp::get_rank() == 1) {
     std::printf("rank 1 fails once\n");
+    std::fflush(
+        stdout);  // the others may fail before this process ends, and torchrun then kills it
     return 3;
   }
   check_world();

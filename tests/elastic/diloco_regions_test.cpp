@@ -13,7 +13,9 @@
 #include <vector>
 
 #include <ddp/backend.h>
+#include <ddp/distributed_data_parallel.h>
 #include <ddp/process_group.h>
+#include <ddp/zero.h>
 #include <torch/torch.h>
 
 #include "comm/backends/gloo/gloo.h"
@@ -171,7 +173,7 @@ TEST_CASE("regions that may leave train as those that may not", "[ranks][elastic
       diloco.finish();
       if (own.regions() == nullptr) {
         const auto error =
-            error_of([&] { train_until(diloco, parameters, self.rank, kSteps + 6); });
+            error_of([&] { train_until(diloco, parameters, self.rank, kSteps + 10); });
         TORCH_CHECK(error.find("expected no step after finish()") != error.npos, error);
       }
       return ended(diloco, parameters);
@@ -315,20 +317,40 @@ TEST_CASE("regions that come and go leave nothing", "[ranks][elastic][diloco]") 
 
 TEST_CASE("a region that is late for an exchange is left out", "[ranks][elastic][diloco][errors]") {
   const TestCoordinator coordinator(2, 1);
-  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
-    const auto own =
-        place(self, 1, coordinator, DiLoCoOptions().sync_every(4), std::chrono::milliseconds(700));
+  const auto errors = run_ranks<std::string>(4, [&](const Rank& self) {
+    const auto [region, own] =
+        place(self, 2, coordinator, DiLoCoOptions().sync_every(4), std::chrono::milliseconds(700));
     const auto parameters = begin_parameters(0);
-    DiLoCo diloco(parameters, own.options);
-    return error_of([&] {
-      train_until(diloco, parameters, self.rank, 6);
-      if (self.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
-      train_until(diloco, parameters, self.rank, 12);
+    DiLoCo diloco(parameters, own);
+    const auto train = [&, number = region](int64_t last) {
+      train_until(diloco, parameters, number, last);
+    };
+    return error_of([&, number = region] {
+      train(6);
+      if (number == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      train(12);
       diloco.finish();
     });
   });
-  CHECK(errors[0] == "");
-  CHECK_THAT(errors[1], ContainsText("expected this region's next exchange within 700 ms"));
+  for (size_t rank = 0; rank < 2; ++rank) CHECK(errors[rank] == "");
+  for (size_t rank = 2; rank < 4; ++rank) {
+    CHECK_THAT(errors[rank], ContainsText("expected this region's next exchange within 700 ms"));
+  }
+}
+
+TEST_CASE("a part that is cut over a region is refused", "[ranks][elastic][diloco][errors]") {
+  const TestCoordinator coordinator(1, 1);
+  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
+    const auto parameters = begin_parameters(0);
+    DiLoCo diloco(parameters, place(self, 2, coordinator, DiLoCoOptions()).options);
+    DistributedDataParallel model(
+        torch::nn::Linear(2, 2), DistributedDataParallelOptions().process_group(self.group));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
+    return error_of([&] { diloco.add("optimizer", zero); });
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("has whole, got a ZeroRedundancyOptimizer. Leave it out"));
+  }
 }
 
 TEST_CASE("what regions that may leave refuse", "[ranks][elastic][diloco][errors]") {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -71,6 +72,11 @@ TEST_CASE("hybrid sharding trains as one process", "[ranks][sharded]") {
   const auto whole = train_plain(net, net_optimizer(net.parameters()), 4);
   const auto distances = run_ranks<double>(4, [&](const Rank& self) {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"replicate", "shard"}, self.group);
+    std::optional<ddp::FullyShardedDataParallel<torch::nn::Linear>> of_one_replica;
+    if (mesh.group("replicate")->getRank() == 0) {
+      of_one_replica.emplace(
+          torch::nn::Linear(3, 3), FullyShardedOptions().process_group(mesh.group("shard")));
+    }
     NetUse use;
     use.options.mesh(mesh);
     NetRun run(self, use);

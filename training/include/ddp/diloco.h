@@ -101,11 +101,12 @@ struct DiLoCoStats {
 /// with one fragment, in P pieces else.
 ///
 /// **Regions that leave and join.** With a `coordinator` a region that is lost, or whose DiLoCo is
-/// destroyed, costs the others nothing: an exchange under way is repeated without it. A region that
-/// joins watches the others' next exchange, and takes outer parameters, momentum and the parts of
-/// add() from one of them, while they train on; from the exchange after it on its difference
-/// counts. Call begin() after the parts are added, in every region. A region that comes to an
-/// exchange later than the others by the timeout of `group` is left out.
+/// destroyed, costs the others no step: an exchange under way is repeated without it. Three losses
+/// within one round end the job. A region that joins watches the others' next exchange, and takes
+/// outer parameters, momentum and the parts of add() from one of them, while they train on; from
+/// the exchange after it on its difference counts. Call begin() after the parts are added, in every
+/// region. A region that comes to an exchange later than the others by the timeout of `group` is
+/// left out.
 ///
 /// **Errors.** With `regions`, where the link fails, a region does not come within the timeout of
 /// `regions`, or a region's parameters are not finite, every rank throws at the step in which the
@@ -113,7 +114,8 @@ struct DiLoCoStats {
 /// aborted as after any failure. A link that is cut in the last moments of a round may leave a
 /// region a round ahead: go on from a checkpoint.
 ///
-/// Memory: 8 bytes of host memory a parameter, and a fragment on the wire. Threads: one thread, as
+/// Memory: 8 bytes of host memory a parameter, and a fragment on the wire; while a region joins,
+/// copies of what it takes. Threads: one thread, as
 /// the groups; the leader's exchanges run on a thread of their own where `overlap` is not 0.
 /// Source: DiLoCo, arXiv:2311.08105; streaming, arXiv:2501.18512.
 class DDP_API DiLoCo final : public ModelAverager {
@@ -135,7 +137,9 @@ class DDP_API DiLoCo final : public ModelAverager {
   /// Adds what a region that joins takes from another: the inner optimizer, its scheduler, buffers.
   /// The same names in all regions, before begin(). Without a coordinator it has no effect.
   ///
-  /// \param name, part  as of Checkpointer::add. It must outlive this object.
+  /// \param name, part  as of Checkpointer::add. It must outlive this object. With a coordinator, a
+  ///         state that each rank of a region has whole: it is read in average_parameters().
+  /// \throws c10::ValueError  a part that is cut over the region's ranks.
   template <typename T>
   DiLoCo& add(const std::string& name, T& part) {
     return add_part(name, detail::part_of(part));

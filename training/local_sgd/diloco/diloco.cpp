@@ -18,6 +18,8 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
+#include <ddp/parameter_layout.h>
+#include <ddp/zero.h>
 
 #include "elastic/flat_state.h"
 #include "local_sgd/diloco/elastic_leaders.h"
@@ -106,6 +108,21 @@ at::Tensor read_values(torch::serialize::InputArchive& archive, const char* key,
   return values.cpu().clone();
 }
 
+/// A region that joins gets a state from the leader of another one.
+void check_is_whole(const std::string& name, detail::CheckpointPart& part) {
+  const auto subject = ddp::str("DiLoCo::add(\"", name, "\"): ");
+  DDP_CHECK_VALUE(
+      dynamic_cast<ZeroRedundancyOptimizerBase*>(part.optimizer()) == nullptr, subject,
+      "expected a state that each rank of a region has whole, got a ZeroRedundancyOptimizer. Leave "
+      "it out: in a region that joins it begins anew.");
+  if (part.module() == nullptr) return;
+  for (const auto& layout : layouts_of(*part.module())) {
+    DDP_CHECK_VALUE(
+        layout.sharded_over.empty(), subject, "expected a module that each rank of a region has ",
+        "whole, got parts of \"", layout.name, "\". Leave it out.");
+  }
+}
+
 /// A mean that is known already.
 std::shared_future<at::Tensor> ready(at::Tensor mean) {
   std::promise<at::Tensor> promise;
@@ -140,6 +157,7 @@ class DiLoCo::Impl {
   ~Impl() { drop_exchange(); }
 
   void add(const std::string& name, detail::CheckpointPartPtr part) {
+    if (region_.is_elastic()) check_is_whole(name, *part);
     parts_.emplace_back(name, std::move(part));
   }
 
@@ -323,11 +341,22 @@ class DiLoCo::Impl {
     if (residual_.defined()) values += fragments_.part_of(residual_, f);
     Round round{f, step + options_.overlap(), {}, {}};
     if (residual_.defined()) round.residual = values - Exchange::as_sent(options_.wire(), values);
-    if (elastic_ != nullptr && elastic_->has_watchers()) {
-      elastic_->offer({rounds_, outer_.clone(), momentum_.clone(), packed_parts()});
-    }
-    if (leaders_) round.mean = leaders_->exchange({rounds_, step, f, std::move(values)});
+    if (leaders_) round.mean = begin_exchange({rounds_, step, f, std::move(values)});
     round_ = std::move(round);
+  }
+
+  /// An error comes with the mean, for which all ranks of the region wait.
+  std::shared_future<at::Tensor> begin_exchange(Difference difference) const {
+    try {
+      if (elastic_ != nullptr && elastic_->has_watchers()) {
+        elastic_->offer({rounds_, outer_.clone(), momentum_.clone(), packed_parts()});
+      }
+      return leaders_->exchange(std::move(difference));
+    } catch (...) {
+      std::promise<at::Tensor> mean;
+      mean.set_exception(std::current_exception());
+      return mean.get_future().share();
+    }
   }
 
   void complete() {

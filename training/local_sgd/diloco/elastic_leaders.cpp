@@ -63,9 +63,10 @@ std::string other_settings(const std::string& theirs, const std::string& others,
 ElasticLeaders::ElasticLeaders(Settings settings, at::Tensor& outer)
     : settings_(std::move(settings)),
       generations_(Generations::Settings{settings_.coordinator, /*slot=*/-1, settings_.group}),
-      joins_(generations_.joins()),
       outer_(&outer) {
   DDP_CHECK(enter_next(), "DiLoCo: expected regions that train, but they have ended.");
+  // Also of a region that came before the others trained, and had to wait.
+  joins_ = !has_state_;
   outer_ = nullptr;
   thread_ = std::thread([this] { run(); });
 }
@@ -76,6 +77,7 @@ ElasticLeaders::~ElasticLeaders() {
     stops_ = true;
   }
   changed_.notify_all();
+  problem_of([&] { generations_.leave(); });  // the thread may wait for other regions
   thread_.join();
 }
 
@@ -306,7 +308,7 @@ void ElasticLeaders::leave_if_too_late(const std::vector<Note>& notes) const {
 void ElasticLeaders::exchange_with(const std::vector<Note>& notes) {
   std::vector<int64_t> counted, regions;
   for (size_t rank = 0; rank < notes.size(); ++rank) {
-    if (notes[rank].is_ready == 0) continue;
+    if (notes[rank].is_ready == 0 || notes[rank].has_state == 0) continue;
     counted.push_back(static_cast<int64_t>(rank));
     regions.push_back(slots_[rank]);
   }
@@ -341,7 +343,8 @@ void ElasticLeaders::exchange_with(const std::vector<Note>& notes) {
   {
     const std::lock_guard lock(mutex_);
     regions_ = std::move(regions);
-    const bool gives = has_watchers_ && counted.front() == group_->getRank() && offered_;
+    const bool gives = has_watchers_ && counted.front() == group_->getRank() && offered_ &&
+                       offered_->round == first.round;
     if (gives) on_its_way_ = text_of_state(*offered_);
     offered_.reset();
   }
