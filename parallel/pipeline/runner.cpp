@@ -13,6 +13,8 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "pipeline/earlier_gradients.h"
+
 namespace ddp {
 namespace {
 
@@ -152,7 +154,7 @@ PipelineRunner::PipelineRunner(
 PipelineResult PipelineRunner::step(
     const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
   const c10::AutoGradMode with_gradients(true);
-  const auto earlier = tied_.take_gradients();
+  const EarlierGradients earlier(summed_parameters());
   PipelineResult result;
   {
     // Wrappers' units are sharded again at its end.
@@ -160,8 +162,18 @@ PipelineResult PipelineRunner::step(
     result = pass.run(steps_);
     add_stats(pass.times());
   }
-  tied_.sum_gradients(earlier, *setup_.monitor);
+  tied_.sum_gradients(*setup_.monitor);
+  earlier.add();
   return result;
+}
+
+std::vector<at::Tensor> PipelineRunner::summed_parameters() const {
+  auto summed = tied_.parameters();
+  for (const auto& chunk : setup_.chunks) {
+    if (chunk.may_reduce_each()) continue;
+    for (const auto& parameter : chunk.module->parameters()) summed.push_back(parameter);
+  }
+  return summed;
 }
 
 void PipelineRunner::add_stats(PipelineStepStats step) {

@@ -27,6 +27,8 @@ class PipelineRunner {
   const std::vector<detail::StageModule>& chunks() const { return setup_.chunks; }
 
  private:
+  /// Parameters whose gradients a step sums over ranks, with those that it finds.
+  std::vector<at::Tensor> summed_parameters() const;
   void add_stats(PipelineStepStats step);
 
   PipelineSetup setup_;

@@ -120,24 +120,17 @@ void TiedParameters::begin(
   }
 }
 
-std::vector<at::Tensor> TiedParameters::take_gradients() const {
-  std::vector<at::Tensor> gradients;
-  for (const auto& [parameter, group] : tied_) {
-    const auto& gradient = parameter.grad();
-    // A copy, because a wrapper may write the step's gradient into the same memory.
-    gradients.push_back(gradient.defined() ? gradient.clone() : gradient);
-    parameter.mutable_grad().reset();
-  }
-  return gradients;
+std::vector<at::Tensor> TiedParameters::parameters() const {
+  std::vector<at::Tensor> parameters;
+  for (const auto& tied : tied_) parameters.push_back(tied.parameter);
+  return parameters;
 }
 
-void TiedParameters::sum_gradients(
-    const std::vector<at::Tensor>& earlier, GroupMonitor& monitor) const {
+void TiedParameters::sum_gradients(GroupMonitor& monitor) const {
   const c10::NoGradGuard no_grad;
   const auto summing = [] { return std::string("summing the gradients of tied parameters"); };
   monitor.abort_on_error(summing, [&] {
-    for (size_t i = 0; i < tied_.size(); ++i) {
-      const auto& parameter = tied_[i].parameter;
+    for (const auto& [parameter, group] : tied_) {
       if (!parameter.requires_grad()) continue;
       auto& gradient = parameter.mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(parameter);
@@ -145,8 +138,7 @@ void TiedParameters::sum_gradients(
           gradient.layout() == at::kStrided,
           "PipelineStage: expected a dense gradient of a TiedParameter, got a ", gradient.layout(),
           " one. Make the Embedding with sparse(false).");
-      all_reduce(gradient, c10d::ReduceOp::SUM, tied_[i].group);
-      if (earlier[i].defined()) gradient.add_(earlier[i]);
+      all_reduce(gradient, c10d::ReduceOp::SUM, group);
     }
   });
 }

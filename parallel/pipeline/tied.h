@@ -34,12 +34,12 @@ class TiedParameters {
   void begin(
       const std::vector<std::string>& by_rank, const ProcessGroup& ranks, StageTensors& places);
 
-  /// Sets aside the gradients of earlier steps, which are sums already.
-  std::vector<at::Tensor> take_gradients() const;
-  /// Adds up the copies' gradients of a step, and the earlier ones.
+  /// Those of this rank.
+  std::vector<at::Tensor> parameters() const;
+  /// Adds up the copies' gradients of a step.
   ///
   /// Collective: over the groups.
-  void sum_gradients(const std::vector<at::Tensor>& earlier, GroupMonitor& monitor) const;
+  void sum_gradients(GroupMonitor& monitor) const;
 
  private:
   std::vector<TiedParameter> tied_;

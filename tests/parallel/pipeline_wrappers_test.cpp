@@ -130,6 +130,36 @@ TEST_CASE("reduce_each reduces in each backward, with the same result") {
   }
 }
 
+TEST_CASE("replicas that add up gradients accumulate over several steps") {
+  const bool views = GENERATE(false, true);
+  const auto differences = run_ranks<double>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+    const int stage = mesh.rank("pp");
+    const Layer layer(stage);
+    const ddp::DistributedDataParallel model(
+        layer,
+        replicas(mesh.group("dp")).reduction(ddp::Reduction::Sum).gradient_as_bucket_view(views));
+    ddp::PipelineStage pipeline(
+        model, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
+    WholeNet whole(2);
+    for (int64_t s = 0; s < 3; ++s) {
+      for (int64_t r = 0; r < 2; ++r) {
+        const auto batch = pipeline_batch(6, 2 * s + r);
+        pipeline_loss(whole.forward(batch.input), batch.target).backward();
+        if (r != mesh.rank("dp")) continue;
+        std::vector<at::Tensor> inputs;
+        if (stage == 0) inputs.push_back(batch.input);
+        pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
+      }
+    }
+    const auto& expected = whole.layers[static_cast<size_t>(stage)]->fc;
+    return largest_difference(
+        {expected->weight.grad(), expected->bias.grad()},
+        {layer->fc->weight.grad(), layer->fc->bias.grad()});
+  });
+  for (const auto difference : differences) CHECK(difference < 1e-12);
+}
+
 /// Uses its argument in every other forward only.
 struct DetachingImpl : torch::nn::Module {
   DetachingImpl() : layer(register_module("layer", Layer(1))) {}

@@ -90,7 +90,8 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   PipelineStageBase& operator=(const PipelineStageBase&) = delete;
 
   /// Forward and backward of a batch. Gradients are added to `.grad`, as by one backward pass of
-  /// the whole model with the batch's mean as its loss; so several steps accumulate.
+  /// the whole model with the batch's mean as its loss; so several steps accumulate, whatever the
+  /// reduction. With Reduction::Sum the earlier gradients take memory twice during a step.
   ///
   /// \param inputs  the first stage's arguments, of the whole batch: at least as many rows as
   ///         micro-batches. Gradients flow to those that require one. Empty on other stages.
