@@ -27,6 +27,20 @@ auto call_program(const Call& call) {
   }
 }
 
+/// Where the stages of a rank are: modules may move between two passes.
+at::Device device_of_chunks(const std::vector<detail::StageModule>& chunks) {
+  for (const auto& chunk : chunks) {
+    const auto parameters = chunk.module->parameters();
+    if (!parameters.empty()) return parameters.front().device();
+  }
+  for (const auto& chunk : chunks) {
+    for (const auto& buffer : chunk.module->buffers()) {
+      if (buffer.defined()) return buffer.device();
+    }
+  }
+  return at::kCPU;
+}
+
 }  // namespace
 
 std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
@@ -41,7 +55,7 @@ PipelinePass::PipelinePass(
           setup.group,
           setup.monitor,
           setup.ranks,
-          setup.device,
+          device_of_chunks(setup.chunks),
           carrier_device(*setup.group),
           {++setup.calls, trains}} {
   times_.rank = static_cast<int>(setup.rank);

@@ -36,7 +36,6 @@ struct PipelineSetup {
   std::vector<detail::StageModule> chunks;
   LossFn loss;
   PipelineOptions options;
-  at::Device device = at::kCPU;
   /// By chunk: tensors that its forward could use, for errors about others.
   std::vector<std::vector<TensorDescription>> usable;
 

@@ -142,8 +142,6 @@ PipelineRunner::PipelineRunner(
       if (buffer.defined()) places_.add(buffer, place);
     }
   }
-  const auto parameters = setup_.chunks.front().module->parameters();
-  if (!parameters.empty()) setup_.device = parameters.front().device();
   actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
   steps_ = pipeline_steps(actions_, setup_.shape, index);
   std::copy_if(

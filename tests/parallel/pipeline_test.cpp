@@ -1,6 +1,7 @@
 // Pipelines beside one process with the whole model and the whole batch, in double.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -170,6 +171,26 @@ TEST_CASE("frozen stages") {
     const auto& expected = whole.layers[static_cast<size_t>(self.rank)]->fc->weight.grad();
     if (own.defined() != expected.defined()) return 1e300;
     return own.defined() ? largest_difference({expected}, {own}) : 0;
+  });
+  CHECK(difference < 1e-12);
+}
+
+TEST_CASE("modules may move after a pipeline of them is made") {
+  const auto difference = largest_of_ranks(2, [](const Rank& self) {
+    const auto batch = pipeline_batch(8, 0);
+    WholeNet whole(2);
+    pipeline_loss(whole.forward(batch.input), batch.target).backward();
+    Layer layer(self.rank);
+    const auto elsewhere = std::make_shared<torch::nn::Module>();
+    elsewhere->register_parameter("weight", torch::ones({1}, at::kMeta));
+    layer->replace_module("fc", elsewhere);
+    ddp::PipelineStage pipeline(layer, self.rank, 2, pipeline_loss, options_of(self, kOneFOneB, 2));
+    layer->replace_module("fc", layer->fc.ptr());
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(batch.input);
+    pipeline.step(inputs, self.rank == 1 ? batch.target : at::Tensor());
+    const auto& expected = whole.layers[static_cast<size_t>(self.rank)]->fc->weight;
+    return largest_difference({expected.grad()}, {layer->fc->weight.grad()});
   });
   CHECK(difference < 1e-12);
 }
