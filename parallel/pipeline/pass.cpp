@@ -27,7 +27,8 @@ auto call_program(const Call& call) {
   }
 }
 
-/// Where the stages of a rank are: modules may move between two passes.
+}  // namespace
+
 at::Device device_of_chunks(const std::vector<detail::StageModule>& chunks) {
   for (const auto& chunk : chunks) {
     const auto parameters = chunk.module->parameters();
@@ -41,8 +42,6 @@ at::Device device_of_chunks(const std::vector<detail::StageModule>& chunks) {
   return at::kCPU;
 }
 
-}  // namespace
-
 std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
 
 PipelinePass::PipelinePass(
@@ -53,11 +52,19 @@ PipelinePass::PipelinePass(
       target_(target),
       wire_{
           setup.group,
+          setup.messages,
           setup.monitor,
           setup.ranks,
           device_of_chunks(setup.chunks),
           carrier_device(*setup.group),
           {++setup.calls, trains}} {
+  DDP_CHECK(
+      setup.messages.are_on_streams() || !has_streams(*setup.group, wire_.device) ||
+          separate_routes(setup.options.schedule(), setup.shape).empty(),
+      "PipelineStage: expected stages that were on ", wire_.device.type(),
+      " at construction, where the groups of their messages are made, got stages that have moved "
+      "there ",
+      setup.on_rank(), ". Move the modules before they become stages.");
   times_.rank = static_cast<int>(setup.rank);
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
   times_.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();

@@ -17,6 +17,7 @@
 
 #include "pipeline/chunk.h"
 #include "pipeline/messages/inbox.h"
+#include "pipeline/messages/message_groups.h"
 #include "pipeline/messages/message_header.h"
 #include "pipeline/messages/outbox.h"
 #include "pipeline/messages/wire.h"
@@ -29,6 +30,7 @@ namespace ddp {
 struct PipelineSetup {
   ProcessGroup group;
   std::shared_ptr<GroupMonitor> monitor;
+  MessageGroups messages;
   PipelineShape shape;
   int64_t rank = 0;
   int64_t calls = 0;               // step() and eval() until now
@@ -41,6 +43,9 @@ struct PipelineSetup {
 
   std::string on_rank() const;
 };
+
+/// Where the stages of a rank are: modules may move between two passes.
+at::Device device_of_chunks(const std::vector<detail::StageModule>& chunks);
 
 /// One step on one rank, or one evaluation: obeys a list.
 class PipelinePass {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
@@ -89,11 +90,20 @@ std::string describe_settings(const std::vector<std::string>& by_rank) {
 struct ToldByRanks {
   std::vector<std::string> tied;   // texts of tied parameters
   std::vector<std::string> names;  // as of PipelineSetup::ranks
+  bool on_streams = false;         // the messages of any stage
 };
+
+/// Over which groups the messages go. Collective: yes.
+MessageGroups message_groups(const PipelineSetup& setup, at::Device device) {
+  return MessageGroups(
+      setup.group, *setup.monitor, separate_routes(setup.options.schedule(), setup.shape),
+      has_streams(*setup.group, device) ? device : carrier_device(*setup.group));
+}
 
 /// Throws on every rank where stages do not fit together.
 ToldByRanks agree_on_stages(
-    const PipelineSetup& setup, const std::string& problem, const TiedParameters& tied) {
+    const PipelineSetup& setup, const std::string& problem, const TiedParameters& tied,
+    bool on_streams) {
   ToldByRanks told;
   const auto describe = [&](const std::vector<std::string>& by_rank) -> std::string {
     std::vector<std::string> settings;
@@ -104,13 +114,16 @@ ToldByRanks agree_on_stages(
       settings.push_back(texts[1]);
       told.tied.push_back(texts[2]);
       told.names.push_back(texts[3]);
+      if (!texts[4].empty()) told.on_streams = true;
     }
     const auto text = describe_settings(settings);
     return text.empty() ? problem_of_tied(told.tied) : text;
   };
   agree(
-      packed({problem, settings_of(setup), tied.text(), setup.monitor->rank_text()}), setup.group,
-      "comparing the stages of a pipeline", describe, setup.monitor.get());
+      packed(
+          {problem, settings_of(setup), tied.text(), setup.monitor->rank_text(),
+           on_streams ? "streams" : ""}),
+      setup.group, "comparing the stages of a pipeline", describe, setup.monitor.get());
   return told;
 }
 
@@ -127,11 +140,13 @@ PipelineRunner::PipelineRunner(
   setup_.loss = std::move(loss);
   setup_.options = options;
   setup_.usable.resize(setup_.chunks.size());
+  at::Device device = at::kCPU;
   const auto problem = problem_of([&] {
     check_setup(setup_, index, ranks);
     tied_ = TiedParameters(options.tied(), setup_.chunks, setup_.shape, index);
+    device = device_of_chunks(setup_.chunks);
   });
-  auto told = agree_on_stages(setup_, problem, tied_);
+  auto told = agree_on_stages(setup_, problem, tied_, has_streams(*setup_.group, device));
   setup_.ranks = std::move(told.names);
   tied_.begin(told.tied, setup_.group, places_);
   for (size_t c = 0; c < setup_.chunks.size(); ++c) {
@@ -142,6 +157,7 @@ PipelineRunner::PipelineRunner(
       if (buffer.defined()) places_.add(buffer, place);
     }
   }
+  if (told.on_streams) setup_.messages = message_groups(setup_, device);
   actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
   steps_ = pipeline_steps(actions_, setup_.shape, index);
   std::copy_if(

@@ -17,6 +17,7 @@
 #include "ddp/wrapping.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/relay_backend.h"
 #include "support/toy_device.h"
 
 #include "support/catch.h"
@@ -28,53 +29,14 @@ using namespace std::chrono_literals;
 using testing::error_of;
 using testing::Rank;
 using testing::RanksOptions;
+using testing::Relay;
 using testing::run_ranks;
 
 thread_local const char* variable = "";  // of a rank, which is a thread
 
-/// What a program's own backend is like: it has some collectives, and a name that c10d does not
-/// know.
-class Relay : public c10d::Backend {
- public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-
-  Relay(std::string name, c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()),
-        name_(std::move(name)),
-        inner_(std::move(inner)) {}
-
-  const std::string getBackendName() const override { return name_; }
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return inner_->broadcast(t, o);
-  }
-  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return inner_->allreduce(t, o);
-  }
-  WorkPtr allgather(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return inner_->allgather(to, from, o);
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
-  void abort() override { inner_->abort(); }
-
- private:
-  const std::string name_;
-  const c10::intrusive_ptr<c10d::Backend> inner_;
-};
-
 BackendDescription relay(std::string own_name, std::vector<c10::DeviceType> devices) {
   return BackendDescription().devices(std::move(devices)).make([own_name](const BackendSetup& s) {
-    backends::Setup setup;
-    setup.store = s.store;
-    setup.rank = s.rank;
-    setup.world_size = s.size;
-    setup.timeout = s.timeout;
-    setup.connect_by = Deadline(s.timeout);
-    setup.group_name = s.group_name;
-    setup.global_ranks.assign(s.global_ranks.begin(), s.global_ranks.end());
-    setup.gloo_devices.address = "127.0.0.1";
-    return c10::make_intrusive<Relay>(own_name, backends::make_gloo(setup));
+    return c10::make_intrusive<Relay>(own_name, testing::make_loopback(s));
   });
 }
 

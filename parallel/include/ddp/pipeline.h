@@ -170,7 +170,8 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
 /// \throws c10::Error  at construction, with the same text on every rank, for options that no
 ///         pipeline can have, or that differ between stages.
 ///
-/// Collective: construction, over the stages.
+/// Collective: construction, over the stages. Over NCCL it makes up to four groups of them, for the
+///   messages of each kind and direction; process_group is then one that this library made.
 /// Threads: use it from one thread.
 /// Source: torch.distributed.pipelining, torch 2.11.0, which divides gradients after the step, and
 ///   needs as many micro-batches as ranks.

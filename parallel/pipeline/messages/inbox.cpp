@@ -31,7 +31,7 @@ StageMessage StageInbox::take(WaitPoint where) {
   if (!receiver_.has_started()) {
     ++taken_;
     const auto wait = [&](const auto& work) { wire_.monitor->wait(*work, from, Peers::Some); };
-    return receive(expected, post_words(kHeaderWords, expected.message), wait);
+    return receive(expected, post_words(kHeaderWords, expected), wait);
   }
   receiver_.wait([&] { return !arrived_.empty(); }, from);
   StageMessage message;
@@ -44,18 +44,17 @@ StageMessage StageInbox::take(WaitPoint where) {
 }
 
 StageInbox::Posted StageInbox::post(
-    const at::Tensor& memory, const PipelineMessage& message) const {
-  return {memory, wire_.receive(memory, message)};
+    const at::Tensor& memory, const ExpectedMessage& expected) const {
+  return {memory, wire_.receive(memory, expected.action.kind, expected.message)};
 }
 
-StageInbox::Posted StageInbox::post_words(int64_t count, const PipelineMessage& message) const {
+StageInbox::Posted StageInbox::post_words(int64_t count, const ExpectedMessage& expected) const {
   const auto bytes = count * static_cast<int64_t>(sizeof(int64_t));
-  return post(at::empty({bytes}, at::device(wire_.header_device).dtype(at::kByte)), message);
+  return post(at::empty({bytes}, at::device(wire_.header_device).dtype(at::kByte)), expected);
 }
 
 StageMessage StageInbox::receive(
     const ExpectedMessage& expected, const Posted& header, Wait wait) const {
-  const auto& message = expected.message;
   std::vector<int64_t> words;
   const auto append = [&](const Posted& posted) {
     wait(posted.work);
@@ -64,9 +63,9 @@ StageMessage StageInbox::receive(
     words.insert(words.end(), first, first + received.numel());
   };
   append(header);
-  if (const auto rest = words_of_second_part(words); rest > 0) append(post_words(rest, message));
+  if (const auto rest = words_of_second_part(words); rest > 0) append(post_words(rest, expected));
   StageMessage received{header_of(words), {}};
-  const auto& [action, where, stage] = expected;
+  const auto& [action, message, stage] = expected;
   check_header(
       received.header, {action.kind, stage, action.microbatch, false, wire_.call},
       on_rank_text(*wire_.group));
@@ -76,7 +75,7 @@ StageMessage StageInbox::receive(
     if (!description.is_defined) continue;
     tensor = at::empty(description.sizes, at::device(wire_.device).dtype(description.dtype));
     if (has_bytes(description)) {
-      payload.push_back(post(tensor.view({-1}).view(at::kByte), message));
+      payload.push_back(post(tensor.view({-1}).view(at::kByte), expected));
     }
   }
   for (const auto& posted : payload) wait(posted.work);
@@ -91,7 +90,7 @@ void StageInbox::receive_all() {
     if (!receiver_.wait_until([&] { return number < taken_ + kAhead; })) return;
     // The next one's too, so that it has come when the elements of this one have.
     for (; posted < std::min(number + kAhead, expected_.size()); ++posted) {
-      headers.push_back(post_words(kHeaderWords, expected_[posted].message));
+      headers.push_back(post_words(kHeaderWords, expected_[posted]));
     }
     auto message = receive(
         expected_[number], headers.front(), [&](const auto& work) { receiver_.wait_for(work); });

@@ -34,7 +34,7 @@ struct StageMessage {
 ///
 /// A thread receives the next ones while this rank computes: Gloo begins to send a message when its
 /// receiver is ready for it, and how large it is stands in its header. Messages in device memory
-/// are received when they are needed, because NCCL has one order for all between two ranks.
+/// are received when they are needed: NCCL moves those of a group in the order of a rank's calls.
 class StageInbox {
  public:
   /// \param wire  lives longer. \param expected  in the order in which the sender sends them.
@@ -51,8 +51,8 @@ class StageInbox {
   };
   using Wait = c10::function_ref<void(const c10::intrusive_ptr<c10d::Work>&)>;
 
-  Posted post(const at::Tensor& memory, const PipelineMessage& message) const;
-  Posted post_words(int64_t count, const PipelineMessage& message) const;
+  Posted post(const at::Tensor& memory, const ExpectedMessage& expected) const;
+  Posted post_words(int64_t count, const ExpectedMessage& expected) const;
   StageMessage receive(const ExpectedMessage& expected, const Posted& header, Wait wait) const;
   void receive_all();
 

@@ -25,7 +25,7 @@ at::Tensor tensor_of_words(const int64_t* words, int64_t count, at::Device devic
 }  // namespace
 
 void StageOutbox::start(Sent& sent, const at::Tensor& bytes) const {
-  sent.works.push_back(wire_.send(bytes, sent.message));
+  sent.works.push_back(wire_.send(bytes, sent.action.kind, sent.message));
   sent.memory.push_back(bytes);
 }
 

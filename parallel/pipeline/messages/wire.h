@@ -11,6 +11,7 @@
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "pipeline/messages/message_groups.h"
 #include "pipeline/messages/message_header.h"
 #include "pipeline/schedule.h"
 
@@ -20,21 +21,28 @@ namespace ddp {
 ///
 /// Messages are bytes, so that each dtype that exists can be sent over each backend: a header and
 /// the bytes of each tensor, under one tag, because those arrive in order.
+///
+/// A backend whose waits hold up a stream has no tags, and moves the messages of a group one after
+/// the other: there each route has a group, and a rank sends and receives in the order of its list.
 struct StageWire {
-  ProcessGroup group;
+  ProcessGroup group;                     // the pipeline's
+  const MessageGroups& groups;            // of the messages; live longer
   std::shared_ptr<GroupMonitor> monitor;  // of the group
   std::vector<std::string> ranks;         // what texts call the ranks of the group
   at::Device device;                      // of tensors
   at::Device header_device;
   StageCall call;  // that the messages are of
 
-  /// Whether threads transfer the messages: those in host memory. On a device its streams do.
+  /// Whether threads transfer the messages: those in host memory. Where there are streams, these
+  /// do, in the order of the calls.
   bool has_threads() const;
   const std::string& name_of(int64_t rank) const { return ranks.at(static_cast<size_t>(rank)); }
-  c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, const PipelineMessage& to) const;
+  /// \param kind  of the action that sends.
+  c10::intrusive_ptr<c10d::Work> send(
+      const at::Tensor& bytes, char kind, const PipelineMessage& to) const;
   /// \param bytes  for what comes; stays until the handle has completed.
   c10::intrusive_ptr<c10d::Work> receive(
-      const at::Tensor& bytes, const PipelineMessage& from) const;
+      const at::Tensor& bytes, char kind, const PipelineMessage& from) const;
 };
 
 }  // namespace ddp
