@@ -11,6 +11,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 
 #include "ordered_workers.h"
 
@@ -137,7 +138,7 @@ class PrefetchPass::TransferWork final : public Work {
   // Called on the loop's thread.
   std::unique_ptr<PrefetchJob> release_job() {
     if (copied_) {
-      const auto stream = c10::impl::VirtualGuardImpl(device()->type()).getStream(*device());
+      const auto stream = current_stream_of(*device());
       copied_->block(stream);
       // The memory belongs to the side stream, which must not reuse it before the loop's stream is
       // done.

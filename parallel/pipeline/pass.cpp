@@ -207,10 +207,6 @@ PipelinePass::Tensors PipelinePass::run_forward(const PipelineStep& step, const 
   return std::move(*outputs);
 }
 
-PipelinePass::Tensors PipelinePass::run_backward(const Action& action, const Tensors& gradients) {
-  return call_program([&] { return chunk_of(action).backward(action.microbatch, gradients); });
-}
-
 void PipelinePass::forward(const PipelineStep& step) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
@@ -262,7 +258,8 @@ void PipelinePass::backward(const PipelineStep& step) {
     forwards_.out->finish({'F', action.chunk, action.microbatch});
   }
   times_.actions.back().begin_ms = milliseconds();
-  auto of_inputs = run_backward(action, gradients);
+  auto of_inputs =
+      call_program([&] { return chunk_of(action).backward(action.microbatch, gradients); });
   if (stage == 0) {
     input_gradients_[at] = std::move(of_inputs);
   } else {

@@ -73,7 +73,6 @@ class PipelinePass {
   void forward(const PipelineStep& step);
   void backward(const PipelineStep& step);
   Tensors run_forward(const PipelineStep& step, const Tensors& inputs);
-  Tensors run_backward(const Action& action, const Tensors& gradients);
   /// Computes the loss of a micro-batch, and keeps its graph.
   void add_loss(const Action& action, const at::Tensor& output);
   Tensors receive(const PipelineStep& step);

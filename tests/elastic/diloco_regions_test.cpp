@@ -18,11 +18,11 @@
 #include <ddp/zero.h>
 #include <torch/torch.h>
 
-#include "comm/backends/gloo/gloo.h"
 #include "elastic/test_coordinator.h"
 #include "elastic/usage.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/relay_backend.h"
 #include "training/diloco_simulation.h"
 
 #include "support/catch.h"
@@ -90,10 +90,8 @@ Ended ended(const DiLoCo& diloco, const Tensors& parameters) {
 }
 
 /// Gloo, of which rank 1 loses its link once: just after an exchange that the others have finished.
-class BreakingLink : public c10d::Backend {
+class BreakingLink : public testing::Relay {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
   using Sizes = std::vector<int64_t>;
 
   static std::atomic<int>& exchanges_until_then() {
@@ -101,20 +99,12 @@ class BreakingLink : public c10d::Backend {
     return left;
   }
 
-  explicit BreakingLink(c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
+  explicit BreakingLink(const BackendSetup& setup)
+      : Relay("breaking", testing::make_loopback(setup)) {}
 
-  const std::string getBackendName() const override { return "breaking"; }
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return inner_->broadcast(t, o);
-  }
-  WorkPtr allgather(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return inner_->allgather(to, from, o);
-  }
   WorkPtr _allgather_base(
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    auto work = inner_->_allgather_base(to, from, o);
+    auto work = inner()._allgather_base(to, from, o);
     const bool is_exchange = from.scalar_type() == at::kByte;
     if (getRank() != 1 || !is_exchange || --exchanges_until_then() != 0) return work;
     work->wait();
@@ -123,28 +113,14 @@ class BreakingLink : public c10d::Backend {
   WorkPtr alltoall_base(
       at::Tensor& to, at::Tensor& from, Sizes& to_sizes, Sizes& from_sizes,
       const c10d::AllToAllOptions& o) override {
-    return inner_->alltoall_base(to, from, to_sizes, from_sizes, o);
+    return inner().alltoall_base(to, from, to_sizes, from_sizes, o);
   }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
-  void abort() override { inner_->abort(); }
-
- private:
-  const c10::intrusive_ptr<c10d::Backend> inner_;
 };
 
 void register_breaking_link() {
   [[maybe_unused]] static const bool once = [] {
-    const auto make = [](const BackendSetup& given) {
-      backends::Setup setup;
-      setup.store = given.store;
-      setup.rank = given.rank;
-      setup.world_size = given.size;
-      setup.timeout = given.timeout;
-      setup.connect_by = Deadline(given.timeout);
-      setup.group_name = given.group_name;
-      setup.global_ranks.assign(given.global_ranks.begin(), given.global_ranks.end());
-      setup.gloo_devices.address = "127.0.0.1";
-      return c10::make_intrusive<BreakingLink>(backends::make_gloo(setup));
+    const auto make = [](const BackendSetup& setup) {
+      return c10::make_intrusive<BreakingLink>(setup);
     };
     register_backend("breaking", BackendDescription().devices({at::kCPU}).make(make));
     return true;

@@ -39,6 +39,9 @@ class Relay : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
   void abort() override { inner_->abort(); }
 
+ protected:
+  c10d::Backend& inner() const { return *inner_; }
+
  private:
   const std::string name_;
   const c10::intrusive_ptr<c10d::Backend> inner_;

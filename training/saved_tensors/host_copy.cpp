@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 namespace {
@@ -22,10 +22,6 @@ struct HostCopy {
   c10::Device device;
   std::optional<c10::Event> arrived;
 };
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 
 }  // namespace
 
@@ -44,14 +40,12 @@ UnpackFunction copy_to_host(const at::Tensor& tensor) {
       std::nullopt});
   copy->values.copy_(tensor, /*non_blocking=*/is_accelerator);
   if (is_accelerator) {
-    const auto stream = current_stream(device);
-    // The tensor may have been made on another stream, which would use its memory again at once.
-    tensor.record_stream(stream);
+    record_use(tensor);
     copy->arrived.emplace(device.type());
-    copy->arrived->record(stream);
+    copy->arrived->record(current_stream_of(device));
   }
   return [copy] {
-    if (copy->arrived) copy->arrived->block(current_stream(copy->device));
+    if (copy->arrived) copy->arrived->block(current_stream_of(copy->device));
     auto back =
         memory_like(copy->values, copy->values.options().device(copy->device).pinned_memory(false));
     back.copy_(copy->values, /*non_blocking=*/copy->arrived.has_value());

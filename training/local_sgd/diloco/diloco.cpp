@@ -375,8 +375,8 @@ class DiLoCo::Impl {
     fragments_.write(f, outer, options_.mix());
     if (residual_.defined()) fragments_.part_of(residual_, f).copy_(round->residual);
     ++rounds_;
-    if (leaders_) {
-      stats_.regions = leaders_->regions();
+    if (elastic_ != nullptr) {
+      stats_.regions = elastic_->regions();
     } else {
       stats_.regions.resize(static_cast<size_t>(region_.count()));
       std::iota(stats_.regions.begin(), stats_.regions.end(), int64_t{0});

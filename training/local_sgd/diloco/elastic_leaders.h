@@ -76,7 +76,8 @@ class ElasticLeaders final : public Leaders {
   void drop(const std::shared_future<at::Tensor>& mean) noexcept override;
   int64_t bytes_sent() const override { return bytes_sent_; }
   double seconds_sent() const override { return seconds_sent_; }
-  std::vector<int64_t> regions() const override;
+  /// The slots of those of the last exchange.
+  std::vector<int64_t> regions() const;
 
   /// Waits until all regions are at the end of their training.
   void finish();

@@ -1,7 +1,6 @@
 #include "local_sgd/diloco/fixed_leaders.h"
 
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -42,12 +41,6 @@ void FixedLeaders::drop(const std::shared_future<at::Tensor>& mean) noexcept {
     monitor->fail(ddp::str(
         "DiLoCo ended on ", monitor->rank_text(), " while round ", round_, " was being exchanged"));
   });
-}
-
-std::vector<int64_t> FixedLeaders::regions() const {
-  std::vector<int64_t> all(static_cast<size_t>(count()));
-  std::iota(all.begin(), all.end(), int64_t{0});
-  return all;
 }
 
 }  // namespace ddp

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <future>
 #include <memory>
-#include <vector>
 
 #include <ddp/diloco.h>
 #include <ddp/process_group.h>
@@ -23,7 +22,6 @@ class FixedLeaders final : public Leaders {
   void drop(const std::shared_future<at::Tensor>& mean) noexcept override;
   int64_t bytes_sent() const override { return bytes_sent_; }
   double seconds_sent() const override { return *seconds_sent_; }
-  std::vector<int64_t> regions() const override;
 
  private:
   int64_t count() const { return group_ ? group_->getSize() : 1; }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <future>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -31,8 +30,6 @@ class Leaders {
   /// What this rank has sent in exchanges.
   virtual int64_t bytes_sent() const = 0;
   virtual double seconds_sent() const = 0;
-  /// Those of the last exchange.
-  virtual std::vector<int64_t> regions() const = 0;
 };
 
 }  // namespace ddp
