@@ -553,17 +553,19 @@ TEST_CASE(
     const auto train = [&] { model->forward(x).to(torch::kFloat).sum().backward(); };
     train();
     // While an optimizer might step.
-    std::atomic<bool> is_called{false};
+    std::atomic<bool> is_called{false}, has_ended{false};
     std::string error;
     std::thread other([&] {
       const torch::NoGradGuard no_grad;
       is_called = true;
       error = error_of([&] { model->forward(x); });
+      has_ended = true;
     });
     while (!is_called) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     TORCH_CHECK(net->a.scalar_type() == torch::kFloat, "is a cast");
-    train();
+    // Until the other thread, which may be late, has come between two of these.
+    while (!has_ended) train();
     other.join();
     // And after a pause, as a program may evaluate once its training thread has ended.
     std::thread([&] { train(); }).join();

@@ -1,6 +1,7 @@
 // The measurements of a reducer, and their summary and trace.
 #include <ddp/reduction_stats.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <sstream>
@@ -127,9 +128,12 @@ TEST_CASE("stats_every(0) measures nothing, and one rank has no communication", 
       run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 3, /*every=*/0); });
   CHECK(off[0].steps.empty());
   const auto alone =
-      run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 3, /*every=*/1); });
-  REQUIRE(alone[0].steps.size() == 3);
-  CHECK(alone[0].steps[1].communication_ms < 0.1);
+      run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 10, /*every=*/1); });
+  REQUIRE(alone[0].steps.size() == 10);
+  // The least of them: another process may take the core in the middle of a step.
+  double least = 1;
+  for (const auto& step : alone[0].steps) least = std::min(least, step.communication_ms);
+  CHECK(least < 0.1);
   CHECK(summary(ReductionStats{}).empty());
 }
 

@@ -106,10 +106,11 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
           backend->shutdown();
           own[1] = testing::error_of([&] { sent->wait(); });
           in_place.fill_(-1);
+          self.store->set("rank 0 has left", std::vector<uint8_t>{1});
           self.wait_until_others_end();
           return own;
         }
-        std::this_thread::sleep_for(300ms);
+        self.store->wait({"rank 0 has left"});
         auto tensor = at::zeros({kShort});
         own[0] = testing::error_of([&] { start_recv(self, tensor, 0, 0)->wait(); });
         TORCH_CHECK(tensor.eq(5).all().item<bool>(), "another value");
