@@ -396,11 +396,13 @@ TEST_CASE("gradients that no_sync left are not changed in place", "[ranks][shard
     for (auto& p : run.model->parameters()) p.mutable_grad().mul_(0.5);
     pass();
   });
-  // Each rank finds it on its own; one that is still gathering by then reads that the other has left.
+  // Each rank finds it on its own; one that is still gathering by then reads that the other has
+  // left.
   size_t with_cause = 0;
   for (const auto& error : errors) {
     CHECK_FALSE(error.empty());
-    if (error.find("expected .grad as a pass of no_sync() left it, or zeros") == std::string::npos) {
+    if (error.find("expected .grad as a pass of no_sync() left it, or zeros") ==
+        std::string::npos) {
       CHECK_THAT(error, ContainsText("left the process group"));
       continue;
     }
