@@ -30,7 +30,7 @@ namespace {
 constexpr int kSteps = 160;
 
 ProcessOptions in_one_stream() {
-  ProcessOptions options = within(std::chrono::seconds(60));
+  ProcessOptions options = within(std::chrono::seconds(120));
   options.join_streams = true;
   options.environment = {"OMP_NUM_THREADS=1"};
   return options;

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-PATIENCE = 100  # seconds
+PATIENCE = 200  # seconds
 torchrun, program = sys.argv[1:3]
 started = time.monotonic()
 
@@ -127,9 +127,12 @@ with tempfile.TemporaryDirectory(prefix="ddp-elastic-") as folder:
             if agent.process.returncode != 0:
                 fail(f"{agent.name} ended with exit code {agent.process.returncode}")
         output = "".join(a.log() for a in agents)
-        if [ranks for _, ranks in worlds()] != [3, 2, 3]:
+        # Agents that come more than a second apart, on a busy machine, first start a smaller world.
+        starts = iter(worlds())
+        three, two, again = (next((start for start in starts if start[1] == ranks), None) for ranks in (3, 2, 3))
+        if again is None:
             fail(f"expected 3, 2 and 3 ranks, got (step, ranks) {worlds()}")
-        if not 15 <= worlds()[1][0] < worlds()[2][0]:
+        if three[0] >= 15 or not 15 <= two[0] < again[0]:
             fail(f"expected each start to go on where the last one was, got {worlds()}")
         end = re.search(r"3 ranks ended equal, with y = (\S+) x \+ (\S+)", output)
         if end is None:

@@ -20,7 +20,7 @@ struct Ended {
 };
 
 /// The default limit of all waits here; only failing tests wait that long.
-constexpr std::chrono::seconds kPatience(30);
+constexpr std::chrono::seconds kPatience(60);
 
 struct ProcessOptions {
   std::string input;                              // all of its standard input
