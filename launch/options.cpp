@@ -313,6 +313,10 @@ void check_elastic(const LaunchOptions& options, const Given& given) {
   if (given.coordinate && !given.max_ranks) {
     throw CLI::ValidationError("--coordinate: expected --max-ranks beside it, for the whole job");
   }
+  if (given.coordinate && given.state && !given.token) {
+    throw CLI::ValidationError(
+        "--state: expected --token beside it: members come back to a coordinator that has theirs");
+  }
   if (given.coordinate && given.coordinator) {
     throw CLI::ValidationError("--coordinate: expected no --coordinator beside it");
   }

@@ -121,12 +121,15 @@ struct Generations::Impl {
     return ended_with(kAnswerWithin).value_or(why);
   }
 
-  /// The address that other ranks reach this process by. The launcher's node 0 may reach the
-  /// coordinator by a loopback address, while the others' name for it is MASTER_ADDR.
+  /// The address that other ranks reach this process by. On the coordinator's own host a process
+  /// may reach it by a loopback address. The coordinator knows where members of other hosts reach
+  /// it; to the ranks of a launcher, its node 0 is MASTER_ADDR.
   std::string own_host() const {
     auto host = link.local_host();
+    const bool is_loopback = host.empty() || membership::is_loopback_host(host);
+    auto reached = link.look([](const Member& member) { return member.reached_at(); });
+    if (is_loopback && !reached.empty()) return reached;
     const auto environment = read_environment(process_variable);
-    const bool is_loopback = host.empty() || host.rfind("127.", 0) == 0 || host == "::1";
     if (is_loopback && environment.master_addr) return environment.master_addr->value;
     return host.empty() ? "127.0.0.1" : host;
   }
@@ -155,6 +158,7 @@ struct Generations::Impl {
     DDP_CHECK(!address.empty(), "generation ", form.number, " ended before its ranks met");
     return options.init_method("tcp://" + address);
   }
+  membership::You answer();
   bool throw_if_over() const;
   [[noreturn]] static void throw_too_late();
 
@@ -168,10 +172,7 @@ struct Generations::Impl {
   MemberLink link;  // last: its thread uses the others
 };
 
-Generations::Generations(const Settings& settings) : impl_(std::make_shared<Impl>(settings)) {
-  impl_->link.wait_until([](const Member& member) { return member.stage() != Stage::Starting; });
-  if (impl_->throw_if_over()) impl_->throw_too_late();
-}
+Generations::Generations(const Settings& settings) : impl_(std::make_shared<Impl>(settings)) {}
 
 Generations::~Generations() = default;
 
@@ -197,17 +198,17 @@ void Generations::Impl::throw_too_late() {
       DDP_HERE, "the job was done before this process could join it: it has no state.");
 }
 
-int Generations::slot() const {
-  return impl_->link.look([](const Member& member) { return member.you()->slot; });
+membership::You Generations::Impl::answer() {
+  link.wait_until([](const Member& member) { return member.stage() != Stage::Starting; });
+  if (throw_if_over()) throw_too_late();
+  return link.look([](const Member& member) { return *member.you(); });
 }
 
-int Generations::size() const {
-  return impl_->link.look([](const Member& member) { return member.you()->size; });
-}
+int Generations::slot() const { return impl_->answer().slot; }
 
-bool Generations::joins() const {
-  return impl_->link.look([](const Member& member) { return member.you()->joins; });
-}
+int Generations::size() const { return impl_->answer().size; }
+
+bool Generations::joins() const { return impl_->answer().joins; }
 
 std::optional<GenerationForm> Generations::next(const HeldState& held) {
   auto& link = impl_->link;
@@ -311,6 +312,14 @@ std::string Generations::why() const {
 void Generations::leave() {
   impl_->leaves = true;
   impl_->link.with([](Member& member, Member::Time) { member.leave(); });
+}
+
+void Generations::hurry(milliseconds limit) {
+  impl_->link.with([&](Member& member, Member::Time) { member.hurry(limit); });
+}
+
+void Generations::abandon() {
+  impl_->link.with([](Member& member, Member::Time) { member.abandon(); });
 }
 
 void Generations::threw(int64_t applied, const std::string& why) {

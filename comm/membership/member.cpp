@@ -17,10 +17,6 @@ Member::Time lost_after(const std::optional<You>& you) {
   return you ? Member::Time(you->lost_after_ms) : kLostAfter;
 }
 
-Member::Time longest_wait(const std::optional<You>& you) {
-  return you ? Member::Time(you->wait_ms) : kWait;
-}
-
 }  // namespace
 
 Member::Member(Hello hello, Time now)
@@ -81,6 +77,8 @@ void Member::take(Time /*now*/, const You& you) {
   if (stage_ == Stage::Starting) stage_ = Stage::Preparing;
 }
 
+void Member::take(Time /*now*/, const Reached& reached) { reached_at_ = reached.host; }
+
 void Member::take(Time /*now*/, const Change& /*change*/) { change_ = true; }
 
 void Member::take(Time /*now*/, const Gather& gather) {
@@ -131,20 +129,27 @@ void Member::on_time(Time now) {
     orders_.emplace_back(Disconnect{});
     connect_again(now);
   }
-  if (!connected_ && waits_for_coordinator() && now >= heard_ + longest_wait(you_)) {
-    finish(Ending::Failed, 1, "the coordinator cannot be reached");
+  if (!connected_ && waits_for_coordinator() && now >= heard_ + longest_wait()) {
+    const bool has_left = hurries_ && stage_ == Stage::Done;
+    finish(has_left ? Ending::Left : Ending::Failed, 1, "the coordinator cannot be reached");
   }
 }
 
 Member::Time Member::next_time() const {
-  const auto limit = connected_ ? lost_after(you_) : longest_wait(you_);
+  const auto limit = connected_ ? lost_after(you_) : longest_wait();
   const bool limited = connected_ || waits_for_coordinator();
   return limited ? std::min(next_alive_, heard_ + limit) : next_alive_;
 }
 
-/// A member that trains needs no coordinator.
+/// A member that trains needs no coordinator, unless it is to leave at once.
 bool Member::waits_for_coordinator() const {
-  return stage_ != Stage::Training && stage_ != Stage::Preparing;
+  const bool trains = stage_ == Stage::Training || stage_ == Stage::Preparing;
+  return !trains || (leaves_ && hurries_);
+}
+
+Member::Time Member::longest_wait() const {
+  const auto wait = you_ ? Time(you_->wait_ms) : kWait;
+  return hurries_ ? std::min(*hurries_, wait) : wait;
 }
 
 void Member::ready() {
@@ -208,6 +213,10 @@ void Member::done(Time now, int64_t generation) {
   stage_ = Stage::Done;
   if (!connected_) heard_ = now;
   send(Done{});
+}
+
+void Member::abandon() {
+  if (stage_ != Stage::Over) finish(Ending::Failed, 1, "this process ends");
 }
 
 /// What is sent without a connection is lost: introduce() says the rest of it again.

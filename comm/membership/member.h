@@ -76,6 +76,11 @@ class Member {
   void pause(Time now, int64_t generation);
   void leave();
   void done(Time now, int64_t generation);
+  /// This process's work is done: from here on a coordinator that cannot be reached is waited for
+  /// so long only. What is Done has left then.
+  void hurry(Time limit) { hurries_ = limit; }
+  /// Ends without a word of the coordinator.
+  void abandon();
 
   Stage stage() const { return stage_; }
   const std::optional<You>& you() const { return you_; }
@@ -85,6 +90,8 @@ class Member {
   const std::string& store_address() const { return store_; }
   /// Whether a process waits or leaves: pause at the boundary that all agree on.
   bool change_is_wanted() const { return change_; }
+  /// Where members of other hosts reach this host; "": as this process itself does.
+  const std::string& reached_at() const { return reached_at_; }
   const std::string& why() const { return why_; }
   const End& end() const { return end_; }
   ProcessId id() const { return hello_.id; }
@@ -95,6 +102,7 @@ class Member {
 
  private:
   void take(Time now, const You& you);
+  void take(Time now, const Reached& reached);
   void take(Time now, const Change& change);
   void take(Time now, const Gather& gather);
   void take(Time now, const Form& form);
@@ -107,6 +115,7 @@ class Member {
   void finish(Ending how, int code, const std::string& why);
   void send(const MemberMessage& message);
   bool waits_for_coordinator() const;
+  Time longest_wait() const;
 
   Hello hello_;
   Stage stage_ = Stage::Starting;
@@ -114,8 +123,10 @@ class Member {
   int64_t generation_ = 0;
   Form form_;
   std::string store_;
+  std::string reached_at_;
   bool change_ = false;
   bool leaves_ = false;
+  std::optional<Time> hurries_;
   std::string why_;
   End end_;
   bool connected_ = false;

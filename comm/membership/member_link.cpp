@@ -52,17 +52,6 @@ Fd connect_to(const Address& address) {
   return connected;
 }
 
-std::string local_host_of(int socket) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  auto* general = reinterpret_cast<sockaddr*>(&address);
-  char host[NI_MAXHOST] = {};
-  const bool is_known =
-      ::getsockname(socket, general, &length) == 0 &&
-      ::getnameinfo(general, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0;
-  return is_known ? host : "";
-}
-
 }  // namespace
 
 Address parse_address(const std::string& text) {
@@ -191,8 +180,8 @@ void MemberLink::connect_if_due(std::unique_lock<std::mutex>& lock) {
   retry_after_ = std::min(2 * retry_after_, kLastRetry);
   if (!socket || !wants_connection_) return;
   wants_connection_ = false;
-  local_host_ = local_host_of(socket.get());
   channel_ = LineChannel(std::move(socket));
+  local_host_ = channel_.local_host();
   member_.on_connected(now());
 }
 

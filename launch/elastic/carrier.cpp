@@ -32,6 +32,10 @@ Carrier::Carrier(const LaunchOptions& options, const std::string& token, int por
     if (state_file_) state_file_->write(state);
   };
   wires.new_port = [this] { return reserved_.emplace().port(); };
+  wires.reached_at = [this](int client) {
+    const auto found = clients_.find(client);
+    return found == clients_.end() ? std::string() : found->second.channel.local_host();
+  };
   // A host's own launcher is a client, and gets it as such.
   const bool is_alone = options.command.empty();
   wires.say = [is_alone](const std::string& text) {

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <utility>
 
+#include <ddp/internal/membership/line_channel.h>
 #include <ddp/internal/text.h>
 
 #include "launch/processes/signals.h"
@@ -35,6 +36,7 @@ ElasticJob::ElasticJob(
     std::optional<Remembered> remembered)
     : options_(options), token_(std::move(token)), wires_(std::move(wires)) {
   membership_.emplace(limits(), now, std::move(remembered));
+  membership_->set_launched(false);
   port_ = wires_.new_port();
 }
 
@@ -79,6 +81,7 @@ void ElasticJob::on_closed(Time now, Client client) {
   if (launcher == launchers_.end()) return;
   launchers_.erase(launcher);
   ++lost_launchers_;
+  count_launchers();
   if (state_ == State::Stopping || (state_ == State::Training && !membership_->established())) {
     return finish(1, "a host's ddprun is gone");
   }
@@ -106,6 +109,7 @@ void ElasticJob::admit_launcher(Client client, const std::string& line) {
   launcher.starting = held == 0;
   launchers_[client] = launcher;
   ++seen_launchers_;
+  count_launchers();
   if (held > 0) lost_launchers_ = std::max(0, lost_launchers_ - 1);
   if (state_ == State::Over) return wires_.send(client, str("finish ", *exit_code_, " 0 "));
   if (state_ == State::Training && held == 0) begin_attempt(client);
@@ -135,6 +139,7 @@ void ElasticJob::take_from_launcher(Time now, Client client, const std::string& 
     on_signal(now, client, first);
   } else if (word == "bye") {
     launchers_.erase(client);
+    count_launchers();
     begin_again_if_all_gone(now);
     finish_if_all_ended();
   }
@@ -269,6 +274,7 @@ void ElasticJob::obey_membership(Time now) {
   if (!membership_) return;
   for (const auto& order : membership_->take_orders()) {
     if (const auto* send = std::get_if<Membership::Send>(&order)) {
+      if (std::holds_alternative<membership::Form>(send->message)) tell_address(send->to);
       wires_.send(send->to, line_of(send->message));
     } else if (const auto* close = std::get_if<Membership::Close>(&order)) {
       members_.erase(close->connection);
@@ -294,6 +300,17 @@ void ElasticJob::obey_membership(Time now) {
   }
 }
 
+/// A member on this host that reached this process by a loopback address would tell it the others,
+/// and lead each of them to itself.
+void ElasticJob::tell_address(Client member) {
+  if (!membership::is_loopback_host(wires_.reached_at(member))) return;
+  for (const Client other : members_) {
+    const auto host = wires_.reached_at(other);
+    if (host.empty() || membership::is_loopback_host(host)) continue;
+    return wires_.send(member, line_of(CoordinatorMessage(membership::Reached{host})));
+  }
+}
+
 /// Processes that have not joined the others before these were done have nothing to do.
 void ElasticJob::end_those_that_came_late() {
   for (const auto& [client, launcher] : launchers_) {
@@ -302,6 +319,10 @@ void ElasticJob::end_those_that_came_late() {
       wires_.send(client, str("kill ", slot, " ", pid));
     }
   }
+}
+
+void ElasticJob::count_launchers() {
+  if (membership_) membership_->set_launched(!launchers_.empty());
 }
 
 int ElasticJob::running() const {

@@ -41,8 +41,9 @@ class ElasticJob {
     std::function<void(Client, const std::string&)> send;
     std::function<void(Client)> close;
     std::function<void(const Remembered&)> remember;
-    std::function<int()> new_port;                // a MASTER_PORT that is free
-    std::function<void(const std::string&)> say;  // to this process's user
+    std::function<int()> new_port;                  // a MASTER_PORT that is free
+    std::function<std::string(Client)> reached_at;  // this host's address on the way to it
+    std::function<void(const std::string&)> say;    // to this process's user
   };
 
   ElasticJob(
@@ -78,6 +79,8 @@ class ElasticJob {
   void end_those_that_came_late();
   void finish_if_all_ended();
   void obey_membership(Time now);
+  void count_launchers();
+  void tell_address(Client member);
   int running() const;
   void tell(const std::string& text);
   void send_to_launchers(const std::string& line);

@@ -29,7 +29,7 @@ void Membership::lose(Time now, Connection connection, const std::string& why) {
   peers_.erase(connection);
   orders_.push_back(Send{connection, Fenced{{why}}});
   orders_.push_back(Close{connection});
-  if (peer.pid != 0) {
+  if (peer.pid != 0 && launched_) {
     orders_.push_back(Kill{peer.place.slot, peer.pid, peer.host});
     dying_[{peer.place.slot, peer.pid}] = now + limits_.kill;
   }
@@ -52,7 +52,7 @@ void Membership::let_go(Connection connection) {
 
 /// Before a first generation is entered nothing is there that another could go on with.
 void Membership::gather(Time now, const std::string& why) {
-  if (!state_.established) return start_again(why);
+  if (!state_.established && launched_) return start_again(why);
   ++state_.number;
   remember();
   phase_ = Phase::Gathering;
@@ -102,7 +102,9 @@ void Membership::resume(Time now) {
   for (auto& [connection, peer] : peers_) {
     if (peer.stage != Stage::Back) continue;
     all_train = all_train && peer.was_training;
-    peer.stage = Stage::Training;
+    peer.stage = peer.back_as;
+    if (peer.stage == Stage::Paused) paused_since_ = now;
+    if (peer.stage == Stage::Done) done_since_ = now;
   }
   if (!all_train || state_.number > state_.formed) {
     return gather(now, "the coordinator started again");
@@ -110,14 +112,14 @@ void Membership::resume(Time now) {
   phase_ = Phase::Running;
   since_ = now;
   state_.established = true;
-  ask_for_change();
+  proceed(now);
 }
 
 void Membership::try_to_form(Time now) {
   if (count(Stage::Asked) > 0 || !dying_.empty()) return;
   const auto sources = best_sources();
   const bool first = state_.formed == 0;
-  if (!first && sources.empty()) return go_without_sources();
+  if (!first && sources.empty() && !may_go_without_sources()) return go_without_sources();
   if (!let_leavers_go(sources)) return finish(0, "all ranks have left");
 
   const auto chosen = candidates();
@@ -133,6 +135,12 @@ void Membership::try_to_form(Time now) {
   const int wanted = first && limits_.first_ranks > 0 ? limits_.first_ranks : limits_.max_ranks;
   if (ranks < wanted && waited < (first ? limits_.wait : limits_.hold)) return;
   form(now, chosen, best_sources());
+}
+
+/// Where no generation was entered, members begin with the state of the start. One of them is of
+/// the generation before, which cannot train without it.
+bool Membership::may_go_without_sources() const {
+  return !launched_ && !state_.established && count(Stage::Reported) > 0;
 }
 
 void Membership::go_without_sources() {
@@ -275,6 +283,9 @@ void Membership::finish(int code, const std::string& why) {
 }
 
 void Membership::start_again(const std::string& why) {
+  if (!launched_) {
+    return finish(1, str("expected a rank that has the state, got none that is left: ", why));
+  }
   phase_ = Phase::Over;
   orders_.push_back(StartAgain{why});
 }

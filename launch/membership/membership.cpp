@@ -70,7 +70,10 @@ void Membership::take(Time now, Connection from, const Back& back) {
   const auto& known = state_.members;
   const bool was_member = std::find(known.begin(), known.end(), place) != known.end();
   if (phase_ != Phase::Returning || !was_member || !slot_is_free(back.slot)) {
-    const auto text = str("generation ", state_.number, " goes on without this process");
+    const auto text =
+        state_.formed == 0
+            ? std::string("the coordinator was started again without what --state keeps")
+            : str("generation ", state_.number, " goes on without this process");
     return refuse(from, Fenced{{text}});
   }
   Peer peer;
@@ -100,6 +103,7 @@ void Membership::take_leaves(Time now, Peer& peer) {
 }
 
 void Membership::take_done(Time now, Peer& peer) {
+  if (peer.stage == Stage::Back) peer.back_as = Stage::Done;
   if (peer.stage != Stage::Training && peer.stage != Stage::Paused) return;
   peer.stage = Stage::Done;
   if (!done_since_) done_since_ = now;
@@ -124,6 +128,9 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
   const auto text = str("rank ", peer.place.slot, " threw: ", threw.why.value);
+  // What one member throws while all begin, others may be about to throw, too.
+  const bool begins = phase_ == Phase::Entering && !state_.established && !launched_;
+  if (begins && is_member(peer)) return finish(1, text);
   if (first_throw_.empty()) first_throw_ = text;
   peer.pid = 0;  // it ends by itself, with its own exit code
   lose(now, peer.connection, text);
@@ -148,6 +155,7 @@ void Membership::take(Time now, Peer& peer, const Entered& entered) {
 }
 
 void Membership::take(Time now, Peer& peer, const Pauses& pauses) {
+  if (peer.stage == Stage::Back) peer.back_as = Stage::Paused;
   if (peer.stage != Stage::Training || pauses.generation != state_.formed) return;
   peer.stage = Stage::Paused;
   if (!paused_since_) paused_since_ = now;

@@ -103,6 +103,9 @@ class Membership {
   void on_closed(Time now, Connection connection);
   /// A launcher has reaped the process. \param how  "was killed by signal 9 (SIGKILL)".
   void on_exited(Time now, int slot, int pid, const std::string& how);
+  /// Whether a launcher is there: it can start all processes again. Without one, all were started
+  /// by hand, and those that are left go on.
+  void set_launched(bool launched) { launched_ = launched; }
   /// The process of this slot is to leave at the next boundary.
   void on_leave_wanted(Time now, int slot);
   void on_time(Time now);
@@ -142,6 +145,7 @@ class Membership {
     bool leaves = false;
     bool announced = false;            // the members know that it waits or leaves
     bool was_training = false;         // as it said `back`
+    Stage back_as = Stage::Training;   // Paused or Done, as it said after it
     Time asked{0};                     // when it was asked to report
     membership::Report report;         // its last
     std::set<ProcessId> accused_by{};  // members whose group failed because of it
@@ -173,6 +177,7 @@ class Membership {
   void proceed(Time now);
   void resume(Time now);
   void try_to_form(Time now);
+  bool may_go_without_sources() const;
   void go_without_sources();
   bool let_leavers_go(const std::vector<Peer*>& sources);
   void form(Time now, const std::vector<Peer*>& members, const std::vector<Peer*>& sources);
@@ -200,6 +205,7 @@ class Membership {
   Time report_limit(const Peer& peer) const;
 
   const MembershipLimits limits_;
+  bool launched_ = true;
   Phase phase_ = Phase::Gathering;
   Time now_{0};                       // of the last event
   Time since_{0};                     // when the phase began

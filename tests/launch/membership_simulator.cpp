@@ -108,8 +108,13 @@ class Simulation {
   bool is_cut(int host) const { return host == 1 && tick_ < cut_until_; }
 
   void begin() {
-    machine_ = std::make_unique<Membership>(limits_, now());
+    make_machine({});
     for (int slot = 0; slot < schedule_.ranks; ++slot) start(slot);
+  }
+
+  void make_machine(std::optional<launch::Remembered> earlier) {
+    machine_ = std::make_unique<Membership>(limits_, now(), std::move(earlier));
+    machine_->set_launched(schedule_.launched);
   }
 
   void start(int slot) {
@@ -125,7 +130,7 @@ class Simulation {
   void step() {
     if (quiet_at_first_ < tick_ && tick_ < kNoisyTicks) disturb();
     if (machine_ == nullptr && tick_ >= machine_back_) {
-      machine_ = std::make_unique<Membership>(limits_, now(), remembered_);
+      make_machine(remembered_);
     }
     deliver_to_machine();
     obey_machine();
@@ -227,10 +232,11 @@ class Simulation {
         ++exit;
         continue;
       }
-      machine_->on_exited(now(), exit->slot, exit->pid, "was killed");
-      if (exit->code != 0 && machine_->established() && tick_ % 7 != 0) {
+      if (schedule_.launched) machine_->on_exited(now(), exit->slot, exit->pid, "was killed");
+      const bool is_replaced = machine_->established() || !schedule_.launched;
+      if (exit->code != 0 && is_replaced && tick_ % 7 != 0) {
         replacements_.push_back({tick_ + 1 + below(10), exit->slot});
-      } else if (exit->code != 0 && machine_->generation() == 0) {
+      } else if (exit->code != 0 && machine_->generation() == 0 && schedule_.launched) {
         again_ = true;
       }
       exit = exits_.erase(exit);
@@ -271,7 +277,7 @@ class Simulation {
       }
       return;
     }
-    if (is_cut(process->second.host)) return;
+    if (is_cut(process->second.host) || !schedule_.launched) return;
     end(kill.pid, 1);
   }
   void obey_order(const Membership::Remember& remember) {
@@ -282,7 +288,10 @@ class Simulation {
     remembered_ = remember.state;
   }
   void obey_order(const Membership::Say& /*say*/) {}
-  void obey_order(const Membership::StartAgain& /*again*/) { again_ = true; }
+  void obey_order(const Membership::StartAgain& /*again*/) {
+    expect(schedule_.launched, "what was started by hand is not started again");
+    again_ = true;
+  }
   void obey_order(const Membership::Finish& finish) {
     over_ = true;
     code_ = finish.code;

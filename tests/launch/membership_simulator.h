@@ -13,6 +13,7 @@ struct Schedule {
   int min_ranks = 4;
   bool hosts = false;     // the network between two hosts is cut
   bool restarts = false;  // the coordinator is ended, and started again
+  bool launched = true;   // otherwise processes are started by hand
 };
 
 struct Outcome {

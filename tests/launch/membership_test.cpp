@@ -2,8 +2,11 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "comm/membership/member.h"
+#include "launch/elastic/elastic_job.h"
 #include "launch/membership/membership.h"
 #include "launch/membership_simulator.h"
 
@@ -36,6 +39,9 @@ class Job {
   explicit Job(const MembershipLimits& limits, std::optional<Remembered> earlier = {})
       : machine_(limits, 0ms, std::move(earlier)) {}
 
+  /// No launcher is there.
+  void start_by_hand() { machine_.set_launched(false); }
+
   void say(int process, const MemberMessage& message) {
     machine_.on_message(now_, process, message);
     obey();
@@ -56,6 +62,10 @@ class Job {
     for (int process = 0; process < ranks; ++process) hello(process, process);
     for (int process = 0; process < ranks; ++process) say(process, Waits{});
     enter(all(ranks));
+  }
+  void close(int process) {
+    machine_.on_closed(now_, process);
+    obey();
   }
   void die(int process) {
     machine_.on_exited(now_, process, 100 + process, "was killed");
@@ -198,6 +208,21 @@ TEST_CASE("a coordinator that starts again waits for the generation it formed", 
   all.say(4, Waits{});
   CHECK(all.changes == 3);  // it goes on where it was
 
+  Job done(limits_of(4, 1), remembered);  // while there was no coordinator
+  for (const int process : {0, 1, 2}) {
+    back(done, process, 2);
+    done.say(process, Done{});
+  }
+  REQUIRE(done.finish);
+  CHECK(done.finish->code == 0);
+
+  Job paused(limits_of(4, 1), remembered);
+  for (const int process : {0, 1, 2}) {
+    back(paused, process, 2);
+    paused.say(process, Pauses{2});
+  }
+  CHECK(paused.gather.generation == 3);
+
   Job minority(limits_of(4, 1), remembered);
   back(minority, 1, 2);
   minority.pass(60s, {1});
@@ -304,6 +329,140 @@ TEST_CASE("a loss before the first generation is entered starts all again", "[pu
   CHECK(job.again);
 }
 
+TEST_CASE("what was started by hand gathers after a loss in the first generation", "[pure]") {
+  Job job(limits_of(3, 2));
+  job.start_by_hand();
+  for (const int process : {0, 1, 2}) job.hello(process, process);
+  for (const int process : {0, 1, 2}) job.say(process, Waits{});
+  SECTION("a member is lost, and nobody has entered") {
+    job.close(2);
+    CHECK(job.gather.generation == 2);
+    for (const int process : {0, 1}) job.say(process, Report{2, 0, 0, Holding::None});
+    CHECK(job.slots() == std::vector<int>{0, 1});
+    CHECK(job.form.sources.empty());
+    job.enter({0, 1});
+    job.close(1);
+    CHECK(job.gather.generation == 3);
+  }
+  SECTION("a member is lost, and another one has entered") {
+    job.enter({0});
+    job.close(2);
+    job.report({0}, 0);
+    job.say(1, Report{2, 0, 0, Holding::None});
+    CHECK(job.slots() == std::vector<int>{0, 1});
+    CHECK(job.form.sources == std::vector<ProcessId>{1});
+  }
+  SECTION("too few are left, and another one comes") {
+    job.close(2);
+    job.close(1);
+    job.say(0, Report{2, 0, 0, Holding::None});
+    CHECK(job.form.generation == 1);
+    job.hello(3, 1);
+    job.say(3, Waits{});
+    CHECK(job.slots() == std::vector<int>{0, 1});
+    CHECK(job.form.generation == 2);
+  }
+  SECTION("all are lost") {
+    job.hello(3, 3);
+    job.say(3, Waits{});
+    for (const int process : {0, 1, 2}) job.close(process);
+    REQUIRE(job.finish);
+    CHECK(job.let_go == std::vector<int>{3});
+    CHECK(
+        job.finish->why ==
+        "expected a rank that has the state, got none that is left: rank 0 closed its connection");
+  }
+  SECTION("a member throws") {
+    job.say(2, Threw{0, {"other options"}});
+    REQUIRE(job.finish);
+    CHECK(job.let_go == std::vector<int>{0, 1, 2});
+    CHECK(job.finish->why == "rank 2 threw: other options");
+  }
+  CHECK(!job.again);
+}
+
+TEST_CASE("a member whose work is done does not wait long for a lost coordinator", "[pure]") {
+  Member member({"t", 7, -1, 100, "h"}, 0ms);
+  member.on_connected(0ms);
+  member.on_message(0ms, You{0, 2, false, 10000, 600000});
+  member.ready();
+  member.on_message(0ms, Form{1, 0, 0, {{7, 0}}, {}});
+  member.met(1);
+  member.entered(1);
+  SECTION("it waits where it has work") {
+    member.done(1000ms, 1);
+    member.on_disconnected(1000ms);
+    member.on_time(600000ms);
+    CHECK(member.end().how == Member::Ending::None);
+    member.on_time(601000ms);
+    CHECK(member.end().how == Member::Ending::Failed);
+  }
+  SECTION("it has left once it is done") {
+    member.done(1000ms, 1);
+    member.hurry(1000ms);
+    member.on_time(9000ms);
+    CHECK(member.end().how == Member::Ending::None);  // connected
+    member.on_disconnected(9000ms);
+    CHECK(member.next_time() <= 10000ms);
+    member.on_time(10000ms);
+    CHECK(member.end().how == Member::Ending::Left);
+  }
+  SECTION("it fails where a generation ended") {
+    member.hurry(5000ms);
+    member.on_disconnected(1000ms);
+    member.on_time(60000ms);
+    CHECK(member.end().how == Member::Ending::None);  // the others train
+    member.lost(60000ms, 1, 0, "a connection broke");
+    member.on_time(64000ms);
+    CHECK(member.end().how == Member::Ending::None);
+    member.on_time(65000ms);
+    CHECK(member.end().how == Member::Ending::Failed);
+    CHECK(member.end().why == "the coordinator cannot be reached");
+  }
+  SECTION("it leaves without it") {
+    member.hurry(1000ms);
+    member.on_disconnected(1000ms);
+    member.leave();
+    member.on_time(2000ms);
+    CHECK(member.end().how == Member::Ending::Failed);
+  }
+}
+
+TEST_CASE("a member by a loopback address is told where other hosts reach it", "[pure]") {
+  ddp::launch::LaunchOptions options;
+  options.elastic.emplace();
+  options.elastic->max_ranks = options.elastic->min_ranks = 2;
+  std::vector<std::pair<int, std::string>> sent;
+  ddp::launch::ElasticJob::Wires wires;
+  wires.send = [&](int client, const std::string& line) { sent.emplace_back(client, line); };
+  wires.close = [](int) {};
+  wires.remember = [](const Remembered&) {};
+  wires.new_port = [] { return 1; };
+  wires.say = [](const std::string&) {};
+  wires.reached_at = [](int client) {
+    return std::string(client == 0 ? "127.0.0.1" : "192.168.7.1");
+  };
+  ddp::launch::ElasticJob job(options, "t", wires, 0ms);
+  for (const int client : {0, 1}) {
+    const auto id = static_cast<ProcessId>(client + 1);
+    job.on_line(0ms, client, line_of(MemberMessage(Hello{"t", id, -1, 100 + client, "h"})));
+  }
+  for (const int client : {0, 1}) job.on_line(0ms, client, "waits");
+  std::vector<std::string> to_local, to_other;
+  for (const auto& [client, line] : sent) (client == 0 ? to_local : to_other).push_back(line);
+  REQUIRE(to_local.size() == 3);
+  CHECK(to_local[1] == "reached 192.168.7.1");
+  CHECK(to_local[2] == "form 1 0 0 1:0,2:1 -");
+  CHECK(to_other.size() == 2);
+
+  Member member({"t", 1, -1, 100, "h"}, 0ms);
+  member.on_connected(0ms);
+  for (const auto& line : to_local) {
+    if (const auto read = message_of<CoordinatorMessage>(line)) member.on_message(0ms, *read);
+  }
+  CHECK(member.reached_at() == "192.168.7.1");
+}
+
 TEST_CASE("the job ends once all are done, and does not wait for ever for the last", "[pure]") {
   Job job(limits_of(2, 1));
   job.begin(2);
@@ -341,6 +500,7 @@ TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]
     schedule.min_ranks = i % 3 == 0 ? schedule.ranks : 1 + i % schedule.ranks;
     schedule.hosts = i % 2 == 1;
     schedule.restarts = i % 5 < 2;
+    schedule.launched = i % 7 < 4;
     const Outcome outcome = simulate(schedule);
     if (!outcome.error.empty()) FAIL(outcome.error);
     generations += outcome.generations;

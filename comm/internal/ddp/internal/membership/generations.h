@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,7 +38,7 @@ struct HeldState {
 /// A thread talks to the coordinator. When a generation ends, that thread aborts its groups, so
 /// that what waits for them throws.
 ///
-/// Threads: next() to leave() on one; has_ended() and change_is_wanted() on any.
+/// Threads: next() to why() and threw() on one; the others on any.
 class Generations {
  public:
   struct Settings {
@@ -46,15 +47,17 @@ class Generations {
     ProcessGroupOptions group = {};
   };
 
-  /// Connects to the coordinator, and waits for its answer.
+  /// Begins to connect to the coordinator.
   ///
-  /// \throws c10::ValueError  for an address that is none. QuorumLost  if it cannot be reached, or
-  ///         refuses this process.
+  /// \throws c10::ValueError  for an address that is none.
   explicit Generations(const Settings& settings);
   ~Generations();
   Generations(const Generations&) = delete;
   Generations& operator=(const Generations&) = delete;
 
+  /// Waits for the coordinator's answer, as the next two.
+  ///
+  /// \throws QuorumLost  if it cannot be reached, or refuses this process.
   int slot() const;
   /// Of the job, with all its slots.
   int size() const;
@@ -90,6 +93,12 @@ class Generations {
   /// Why the last generation ended.
   std::string why() const;
   void leave();
+  /// This process's work is done: where the coordinator cannot be reached for so long, next()
+  /// throws QuorumLost, and wait_until_all_are_done() returns true.
+  void hurry(std::chrono::milliseconds limit);
+  /// Ends this process's part without a word: what waits for other ranks, or for the coordinator,
+  /// throws.
+  void abandon();
   /// This process leaves because of an exception.
   void threw(int64_t applied, const std::string& why);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -36,6 +37,8 @@ class LineChannel {
   inline void close_after_sending();
   void close() { socket_.reset(); }
   bool all_sent() const { return unsent_.empty(); }
+  /// This host's address on the way to the peer; "" where it is not known.
+  inline std::string local_host() const;
 
   /// Sends what can be sent, and returns the lines that have come. Closes the socket when the peer
   /// did, or sends a line that is longer than a message may be.
@@ -53,6 +56,25 @@ class LineChannel {
   std::string unread_;
   std::string unsent_;
 };
+
+std::string LineChannel::local_host() const {
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address of an IPv6 socket
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  auto* general = reinterpret_cast<sockaddr*>(&address);
+  char host[NI_MAXHOST] = {};
+  const bool is_known =
+      ::getsockname(socket_.get(), general, &length) == 0 &&
+      ::getnameinfo(general, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0;
+  std::string text = is_known ? host : "";
+  if (text.rfind(kMapped, 0) == 0) text.erase(0, kMapped.size());
+  return text;
+}
+
+/// Of a numeric address.
+inline bool is_loopback_host(const std::string& host) {
+  return host.rfind("127.", 0) == 0 || host == "::1";
+}
 
 void LineChannel::send(std::string_view line) {
   if (!socket_ || closing_) return;

@@ -105,6 +105,10 @@ struct You {
   int64_t lost_after_ms = 0;
   int64_t wait_ms = 0;
 };
+/// Where members of other hosts reach this process's host, which it may know by a loopback address.
+struct Reached {
+  std::string host;
+};
 /// A process waits, or one leaves: pause at the next boundary.
 struct Change {};
 /// Stop now, and report.
@@ -140,7 +144,8 @@ struct Store {
 
 using MemberMessage = std::variant<
     Hello, Back, Alive, Waits, Report, Lost, Threw, Store, Met, Entered, Pauses, Leaves, Done>;
-using CoordinatorMessage = std::variant<You, Alive, Change, Gather, Form, Store, Fenced, End>;
+using CoordinatorMessage =
+    std::variant<You, Alive, Reached, Change, Gather, Form, Store, Fenced, End>;
 
 namespace lines_detail {
 
@@ -163,6 +168,7 @@ DDP_MEMBERSHIP_LINE(Pauses, "pauses", line.generation)
 DDP_MEMBERSHIP_LINE(Leaves, "leaves")
 DDP_MEMBERSHIP_LINE(Done, "done")
 DDP_MEMBERSHIP_LINE(You, "you", line.slot, line.size, line.joins, line.lost_after_ms, line.wait_ms)
+DDP_MEMBERSHIP_LINE(Reached, "reached", line.host)
 DDP_MEMBERSHIP_LINE(Change, "change")
 DDP_MEMBERSHIP_LINE(Gather, "gather", line.generation, line.why)
 DDP_MEMBERSHIP_LINE(
