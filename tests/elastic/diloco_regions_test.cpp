@@ -6,130 +6,26 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <ddp/backend.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/process_group.h>
 #include <ddp/zero.h>
 #include <torch/torch.h>
 
-#include "elastic/test_coordinator.h"
+#include "elastic/diloco_regions.h"
 #include "elastic/usage.h"
 #include "support/error_of.h"
-#include "support/ranks.h"
-#include "support/relay_backend.h"
-#include "training/diloco_simulation.h"
 
 #include "support/catch.h"
 
 namespace ddp {
-namespace diloco_regions_test {
 
-using namespace diloco_simulation;
+using namespace diloco_regions;
 using testing::error_of;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TestCoordinator;
-
-struct Region {
-  int64_t number = 0;
-  DiLoCoOptions options;
-};
-
-/// That of a rank in a world of regions of equal sizes; the last rank of each is the leader.
-Region place(
-    const Rank& self, int per_region, const TestCoordinator& coordinator, DiLoCoOptions options,
-    std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  const int number = self.rank / per_region;
-  if (per_region > 1) options.local(split_group(number, 0, self.group));
-  if (self.rank % per_region == per_region - 1) options.coordinator(coordinator.address());
-  options.group(ProcessGroupOptions().backend("gloo").timeout(timeout));
-  return {number, options};
-}
-
-void train_until(DiLoCo& diloco, const Tensors& parameters, int64_t region, int64_t last) {
-  while (diloco.step() < last) {
-    take_inner_step(parameters, region, diloco.step());
-    diloco.average_parameters(parameters);
-  }
-}
-
-at::Tensor saved(const DiLoCo& diloco, const char* key) {
-  torch::serialize::OutputArchive archive;
-  diloco.save(archive);
-  std::stringstream bytes;
-  archive.save_to(bytes);
-  torch::serialize::InputArchive again;
-  again.load_from(bytes);
-  at::Tensor value;
-  again.read(key, value);
-  return value;
-}
-
-struct Ended {
-  at::Tensor parameters, outer, momentum;
-  int64_t round = 0;
-  int64_t begins = 0;  // of a region that joined
-  double part = 0;
-  std::vector<int64_t> regions;
-};
-
-Ended ended(const DiLoCo& diloco, const Tensors& parameters) {
-  Ended result;
-  result.parameters = flat_of(parameters);
-  result.outer = saved(diloco, "outer");
-  result.momentum = saved(diloco, "momentum");
-  result.round = diloco.round();
-  result.regions = diloco.stats().regions;
-  return result;
-}
-
-/// Gloo, of which rank 1 loses its link once: just after an exchange that the others have finished.
-class BreakingLink : public testing::Relay {
- public:
-  using Sizes = std::vector<int64_t>;
-
-  static std::atomic<int>& exchanges_until_then() {
-    static std::atomic<int> left{0};
-    return left;
-  }
-
-  explicit BreakingLink(const BackendSetup& setup)
-      : Relay("breaking", testing::make_loopback(setup)) {}
-
-  WorkPtr _allgather_base(
-      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    auto work = inner()._allgather_base(to, from, o);
-    const bool is_exchange = from.scalar_type() == at::kByte;
-    if (getRank() != 1 || !is_exchange || --exchanges_until_then() != 0) return work;
-    work->wait();
-    C10_THROW_ERROR(DistBackendError, "the link broke");
-  }
-  WorkPtr alltoall_base(
-      at::Tensor& to, at::Tensor& from, Sizes& to_sizes, Sizes& from_sizes,
-      const c10d::AllToAllOptions& o) override {
-    return inner().alltoall_base(to, from, to_sizes, from_sizes, o);
-  }
-};
-
-void register_breaking_link() {
-  [[maybe_unused]] static const bool once = [] {
-    const auto make = [](const BackendSetup& setup) {
-      return c10::make_intrusive<BreakingLink>(setup);
-    };
-    register_backend("breaking", BackendDescription().devices({at::kCPU}).make(make));
-    return true;
-  }();
-}
-
-}  // namespace diloco_regions_test
-
-using namespace diloco_regions_test;
 
 TEST_CASE("regions that may leave train as those that may not", "[ranks][elastic][diloco]") {
   const auto options = GENERATE(
@@ -232,21 +128,29 @@ TEST_CASE("a region leaves, and another one joins", "[ranks][elastic][diloco]") 
 }
 
 TEST_CASE("a region that misses a mean gets it from the others", "[ranks][elastic][diloco]") {
-  register_breaking_link();
+  std::atomic<int> exchanges_until_then{3};
+  // Rank 1 loses its link once: just after an exchange that the others have finished.
+  FaultyLink::Faults faults;
+  faults.in_gather = [&](int rank, const at::Tensor& sent, c10d::Work& work) {
+    const bool is_exchange = sent.scalar_type() == at::kByte;
+    if (rank != 1 || !is_exchange || --exchanges_until_then != 0) return;
+    work.wait();
+    C10_THROW_ERROR(DistBackendError, "the link broke");
+  };
+  use_faulty_links(faults);
   constexpr int64_t kSteps = 20;
   const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(1).wire(Wire::Float32);
-  BreakingLink::exchanges_until_then() = 3;
   const TestCoordinator coordinator(3, 3);
   const auto results = run_ranks<Ended>(3, [&](const Rank& self) {
     auto own = place(self, 1, coordinator, options).options;
-    own.group(ProcessGroupOptions().backend("breaking").timeout(std::chrono::seconds(20)));
+    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::seconds(20)));
     const auto parameters = begin_parameters(0);
     DiLoCo diloco(parameters, own);
     train_until(diloco, parameters, self.rank, kSteps);
     diloco.finish();
     return ended(diloco, parameters);
   });
-  CHECK(BreakingLink::exchanges_until_then() < 0);
+  CHECK(exchanges_until_then < 0);
   const auto expected = simulate(3, options, kSteps);
   for (size_t rank = 0; rank < 3; ++rank) {
     CHECK(at::equal(results[rank].outer, results[0].outer));

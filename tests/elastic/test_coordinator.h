@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -16,38 +18,53 @@ namespace ddp::testing {
 
 class TestCoordinator {
  public:
-  TestCoordinator(int max_ranks, int min_ranks)
-      : carrier_(options_for(max_ranks, min_ranks), "t", /*port=*/0),
+  /// \param port  0: a free one.
+  /// \param state  a file from which another one goes on; "": none.
+  TestCoordinator(int max_ranks, int min_ranks, int port = 0, const std::string& state = "")
+      : carrier_(std::in_place, options_for(max_ranks, min_ranks, state), "t", port),
+        port_(carrier_->port()),
         thread_([this] { serve(); }) {}
-  ~TestCoordinator() {
-    ends_ = true;
-    thread_.join();
+  ~TestCoordinator() { end(); }
+
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_) + "/t"; }
+
+  /// Ends it as SIGKILL does.
+  void kill() {
+    is_killed_ = true;
+    end();
+    carrier_.reset();
   }
 
-  std::string address() const { return "127.0.0.1:" + std::to_string(carrier_.port()) + "/t"; }
-
  private:
-  static launch::LaunchOptions options_for(int max_ranks, int min_ranks) {
+  static launch::LaunchOptions options_for(int max_ranks, int min_ranks, const std::string& state) {
     launch::LaunchOptions options;
     options.local_ranks = max_ranks;
     options.elastic.emplace();
     options.elastic->max_ranks = max_ranks;
     options.elastic->min_ranks = min_ranks;
+    options.elastic->state = state;
     return options;
+  }
+
+  void end() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
   }
 
   void serve() {
     while (!ends_) {
       std::vector<pollfd> waited;
-      carrier_.add_to(waited);
+      carrier_->add_to(waited);
       ::poll(waited.data(), waited.size(), /*timeout=*/10);
-      carrier_.serve();
+      carrier_->serve();
     }
-    carrier_.finish_sending();
+    if (!is_killed_) carrier_->finish_sending();
   }
 
-  launch::Carrier carrier_;
+  std::optional<launch::Carrier> carrier_;
+  const int port_;
   std::atomic<bool> ends_{false};
+  std::atomic<bool> is_killed_{false};
   std::thread thread_;
 };
 

@@ -1,7 +1,6 @@
 #include <ddp/diloco.h>
 
 #include <chrono>
-#include <functional>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -130,6 +129,19 @@ std::shared_future<at::Tensor> ready(at::Tensor mean) {
   return promise.get_future().share();
 }
 
+/// What `begin` returns on a leader. Its exception comes with the result, for which all ranks of
+/// the region wait.
+template <typename T, typename Begin>
+std::shared_future<T> begun(const Begin& begin) {
+  try {
+    return begin();
+  } catch (...) {
+    std::promise<T> promise;
+    promise.set_exception(std::current_exception());
+    return promise.get_future().share();
+  }
+}
+
 }  // namespace
 
 class DiLoCo::Impl {
@@ -204,7 +216,9 @@ class DiLoCo::Impl {
   void finish() {
     if (round_) complete();
     if (!region_.is_elastic()) return;
-    do_on_leader([this] { elastic_->finish(); });
+    std::shared_future<void> finished;
+    if (region_.is_leader()) finished = elastic_->finish();
+    region_.await(finished);
   }
 
   void check_parameters(const std::vector<at::Tensor>& parameters) const {
@@ -277,30 +291,28 @@ class DiLoCo::Impl {
     return round;
   }
 
-  /// While the leader does it, the other ranks of the region wait, and throw what it throws.
-  void do_on_leader(const std::function<void()>& act) const {
-    std::shared_future<void> done;
-    if (region_.is_leader()) done = std::async(std::launch::async, act).share();
-    region_.await(done);
-  }
-
   void make_leaders(const std::string& settings) {
     if (!region_.is_elastic()) {
       if (!region_.is_leader()) return;
       leaders_ = std::make_unique<FixedLeaders>(options_.wire(), region_.leaders());
       return;
     }
-    do_on_leader([&] {
-      std::vector<int64_t> sizes;
-      for (int64_t f = 0; f < fragments_.count(); ++f) sizes.push_back(fragments_.size(f));
-      auto elastic = std::make_unique<ElasticLeaders>(
-          ElasticLeaders::Settings{
-              options_.coordinator(), options_.group(), options_.wire(), settings, sizes},
-          outer_);
-      elastic_ = elastic.get();
-      leaders_ = std::move(elastic);
-    });
+    std::shared_future<void> met;
+    if (region_.is_leader()) met = begun<void>([&] { return meet_others(settings); });
+    region_.await(met);
     joins_ = region_.share_number(elastic_ != nullptr && elastic_->joins() ? 1 : 0) != 0;
+  }
+
+  std::shared_future<void> meet_others(const std::string& settings) {
+    std::vector<int64_t> sizes;
+    for (int64_t f = 0; f < fragments_.count(); ++f) sizes.push_back(fragments_.size(f));
+    auto elastic = std::make_unique<ElasticLeaders>(
+        ElasticLeaders::Settings{
+            options_.coordinator(), options_.group(), options_.wire(), settings, sizes},
+        outer_);
+    elastic_ = elastic.get();
+    leaders_ = std::move(elastic);
+    return elastic_->met();
   }
 
   /// Makes the parameters the outer ones.
@@ -341,22 +353,19 @@ class DiLoCo::Impl {
     if (residual_.defined()) values += fragments_.part_of(residual_, f);
     Round round{f, step + options_.overlap(), {}, {}};
     if (residual_.defined()) round.residual = values - Exchange::as_sent(options_.wire(), values);
-    if (leaders_) round.mean = begin_exchange({rounds_, step, f, std::move(values)});
+    if (leaders_) {
+      round.mean = begun<at::Tensor>([&] {
+        return begin_exchange({rounds_, step, f, std::move(values)});
+      });
+    }
     round_ = std::move(round);
   }
 
-  /// An error comes with the mean, for which all ranks of the region wait.
   std::shared_future<at::Tensor> begin_exchange(Difference difference) const {
-    try {
-      if (elastic_ != nullptr && elastic_->has_watchers()) {
-        elastic_->offer({rounds_, outer_.clone(), momentum_.clone(), packed_parts()});
-      }
-      return leaders_->exchange(std::move(difference));
-    } catch (...) {
-      std::promise<at::Tensor> mean;
-      mean.set_exception(std::current_exception());
-      return mean.get_future().share();
+    if (elastic_ != nullptr && elastic_->gives_state()) {
+      elastic_->offer({rounds_, outer_.clone(), momentum_.clone(), packed_parts()});
     }
+    return leaders_->exchange(std::move(difference));
   }
 
   void complete() {

@@ -26,7 +26,13 @@ namespace {
 constexpr std::chrono::milliseconds kTick(200);
 // For the others to let this region go.
 constexpr std::chrono::seconds kLeavesWithin(5);
-constexpr int64_t kSentBetweenTicks = int64_t{4} << 20;
+// For a coordinator that cannot be reached, and may be started again: by a region that leaves, or
+// is done with all others, and by one that has finished and lost others.
+constexpr std::chrono::seconds kLeavesWithoutCoordinator(1);
+constexpr std::chrono::seconds kFinishesWithoutCoordinator(5);
+// Of a state, between two ticks: larger ones where the link takes them in less than a tick.
+constexpr int64_t kFirstPiece = int64_t{4} << 20;
+constexpr int64_t kLargestPiece = int64_t{64} << 20;
 constexpr int kStateTag = 0x4449;
 
 std::string text_of_tensor(const at::Tensor& values) {
@@ -60,24 +66,27 @@ std::string other_settings(const std::string& theirs, const std::string& others,
 
 }  // namespace
 
-ElasticLeaders::ElasticLeaders(Settings settings, at::Tensor& outer)
+ElasticLeaders::ElasticLeaders(Settings settings, at::Tensor outer)
     : settings_(std::move(settings)),
       generations_(Generations::Settings{settings_.coordinator, /*slot=*/-1, settings_.group}),
-      outer_(&outer) {
-  DDP_CHECK(enter_next(), "DiLoCo: expected regions that train, but they have ended.");
-  // Also of a region that came before the others trained, and had to wait.
-  joins_ = !has_state_;
-  outer_ = nullptr;
+      outer_(std::move(outer)),
+      piece_(kFirstPiece) {
   thread_ = std::thread([this] { run(); });
 }
 
 ElasticLeaders::~ElasticLeaders() {
-  {
-    const std::lock_guard lock(mutex_);
-    stops_ = true;
-  }
+  std::unique_lock lock(mutex_);
+  stops_ = true;
+  lock.unlock();
   changed_.notify_all();
-  problem_of([&] { generations_.leave(); });  // the thread may wait for other regions
+  problem_of([&] {
+    generations_.hurry(kLeavesWithoutCoordinator);
+    generations_.leave();  // the thread may wait for other regions
+  });
+  lock.lock();
+  const bool has_ended = changed_.wait_for(lock, kLeavesWithin, [this] { return has_ended_; });
+  lock.unlock();
+  if (!has_ended) problem_of([&] { generations_.abandon(); });
   thread_.join();
 }
 
@@ -108,17 +117,20 @@ std::vector<int64_t> ElasticLeaders::regions() const {
   return regions_;
 }
 
-void ElasticLeaders::finish() {
-  std::unique_lock lock(mutex_);
-  is_finished_ = true;
+std::shared_future<void> ElasticLeaders::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_finished_ = true;
+  }
   changed_.notify_all();
-  changed_.wait(lock, [this] { return stops_ || failure_; });
-  if (failure_) std::rethrow_exception(failure_);
+  generations_.hurry(kFinishesWithoutCoordinator);
+  return finished_future_;
 }
 
 void ElasticLeaders::run() {
   const at::NoGradGuard no_grad;
   try {
+    begin();
     while (!is_over_) {
       try {
         if (!group_ && !enter_next()) break;
@@ -129,18 +141,31 @@ void ElasticLeaders::run() {
       }
     }
     group_ = {};
-    fail(std::make_exception_ptr(readable_error<RankLost>(
+    end(std::make_exception_ptr(readable_error<RankLost>(
         DDP_HERE, "DiLoCo: this region has left, or all regions have ended their training.")));
   } catch (...) {
     const auto error = std::current_exception();
     problem_of([&] { generations_.threw(exchanges_, text_of(error)); });
     group_ = {};
-    fail(error);
+    end(error);
   }
 }
 
+void ElasticLeaders::begin() {
+  try {
+    DDP_CHECK(enter_next(), "DiLoCo: expected regions that train, but they have ended.");
+  } catch (...) {
+    met_.set_exception(std::current_exception());
+    throw;
+  }
+  // Also of a region that came before the others trained, and had to wait.
+  joins_ = !has_state_;
+  outer_ = at::Tensor();
+  met_.set_value();
+}
+
 /// What waits for the thread ends.
-void ElasticLeaders::fail(const std::exception_ptr& error) {
+void ElasticLeaders::end(const std::exception_ptr& error) {
   std::optional<Wanted> wanted;
   {
     const std::lock_guard lock(mutex_);
@@ -153,6 +178,15 @@ void ElasticLeaders::fail(const std::exception_ptr& error) {
   }
   if (wanted) wanted->mean.set_exception(error);
   if (joins_ && !has_state_) joined_.set_exception(error);
+  if (is_over_) {
+    finished_.set_value();
+  } else {
+    finished_.set_exception(error);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+  }
   changed_.notify_all();
 }
 
@@ -225,18 +259,18 @@ void ElasticLeaders::begin_together(
     throw readable_error<AgreedError>(
         DDP_HERE, other_settings(settings[0], settings[rank], static_cast<int>(rank)));
   }
-  if (outer_ != nullptr) broadcast(*outer_, /*src=*/0, group);
+  if (outer_.defined()) {
+    auto first = outer_.clone();  // a loss may end it halfway
+    broadcast(first, /*src=*/0, group);
+    outer_.copy_(first);
+  }
   has_state_ = true;
 }
 
 ElasticLeaders::Note ElasticLeaders::own_note() {
   std::unique_lock lock(mutex_);
   const auto has_news = [this] { return wanted_ || stops_ || is_finished_; };
-  if (on_its_way_.empty()) changed_.wait_for(lock, kTick, has_news);
-  if (stops_ && !left_at_) {
-    left_at_ = Clock::now();
-    generations_.leave();
-  }
+  if (!state_travels_ && on_its_way_.empty()) changed_.wait_for(lock, kTick, has_news);
   Note note = {};
   if (wanted_) {
     const auto& difference = wanted_->difference;
@@ -252,6 +286,7 @@ ElasticLeaders::Note ElasticLeaders::own_note() {
   note.is_finished = is_finished_;
   note.wants_change = generations_.change_is_wanted();
   note.bytes_to_send = has_state_ ? static_cast<int64_t>(on_its_way_.size() - sent_) : 0;
+  note.piece = std::min(note.bytes_to_send, piece_);
   return note;
 }
 
@@ -267,8 +302,6 @@ std::vector<ElasticLeaders::Note> ElasticLeaders::gather_notes(const Note& own) 
 }
 
 void ElasticLeaders::tick() {
-  is_over_ = left_at_ && Clock::now() > *left_at_ + kLeavesWithin;
-  if (is_over_) return;
   const auto notes = gather_notes(own_note());
   const auto any = [&](const auto& holds) {
     return std::any_of(notes.begin(), notes.end(), holds);
@@ -278,12 +311,15 @@ void ElasticLeaders::tick() {
     group_ = {};
     return;
   }
-  has_watchers_ = any([](const Note& note) { return note.has_state == 0; });
   const auto trains = [](const Note& note) { return note.has_state != 0 && note.is_finished == 0; };
-  if (!any(trains)) return end_with_others(has_state_);
+  const auto first = std::find_if(notes.begin(), notes.end(), trains);
+  if (first == notes.end()) return end_with_others(has_state_);
+  gives_state_ = first - notes.begin() == group_->getRank() &&
+                 any([](const Note& note) { return note.has_state == 0; });
   const auto sender = std::find_if(
       notes.begin(), notes.end(), [](const Note& note) { return note.bytes_to_send > 0; });
-  if (sender != notes.end()) {
+  state_travels_ = sender != notes.end();
+  if (state_travels_) {
     return send_piece(static_cast<int>(sender - notes.begin()), notes);
   }
   if (any([&](const Note& note) { return trains(note) && note.is_ready == 0; })) {
@@ -298,9 +334,9 @@ void ElasticLeaders::leave_if_too_late(const std::vector<Note>& notes) const {
   if (own.has_state == 0 || own.is_ready != 0 || own.is_finished != 0) return;
   int64_t waits = 0;
   for (const auto& note : notes) waits = std::max(waits, note.waits_ms);
+  const auto limit = settings_.group.timeout() + join_took_;
   DDP_CHECK(
-      waits <= settings_.group.timeout().count(),
-      "DiLoCo: expected this region's next exchange within ", settings_.group.timeout().count(),
+      waits <= limit.count(), "DiLoCo: expected this region's next exchange within ", limit.count(),
       " ms of the others', which wait for ", waits,
       " ms: they go on without it. Raise DiLoCoOptions::group()'s timeout, or start it again.");
 }
@@ -339,16 +375,17 @@ void ElasticLeaders::exchange_with(const std::vector<Note>& notes) {
   seconds_sent_ = seconds_sent_ + std::chrono::duration<double>(Clock::now() - start).count();
   bytes_sent_ += exchange.bytes_sent(values.numel());
   ++exchanges_;
-  if (!has_state_) joining_ = Joined{{}, first.step, first.fragment, mean};
+  if (!has_state_) joining_ = Joined{{}, first.step, first.fragment, mean, Clock::now()};
   {
     const std::lock_guard lock(mutex_);
     regions_ = std::move(regions);
-    const bool gives = has_watchers_ && counted.front() == group_->getRank() && offered_ &&
+    const bool gives = gives_state_ && counted.front() == group_->getRank() && offered_ &&
                        offered_->round == first.round;
     if (gives) on_its_way_ = text_of_state(*offered_);
     offered_.reset();
   }
   if (is_counted) {
+    join_took_ = {};
     deliver({first.fragment, mean});
   } else {
     last_ = {first.fragment, mean};
@@ -367,32 +404,50 @@ void ElasticLeaders::deliver(const Last& last) {
 
 /// A piece of the state, from one region to all that watch.
 void ElasticLeaders::send_piece(int source, const std::vector<Note>& notes) {
-  const auto left = notes[static_cast<size_t>(source)].bytes_to_send;
-  const auto bytes = std::min(left, kSentBetweenTicks);
+  const auto& theirs = notes[static_cast<size_t>(source)];
+  const bool is_last = theirs.piece == theirs.bytes_to_send;
   if (!has_state_) {
-    receive_piece(source, bytes);
-    if (bytes < left) return;
-    joining_->state = state_of_text(std::exchange(on_its_way_, {}));
-    has_state_ = true;
-    joined_.set_value(*std::exchange(joining_, std::nullopt));
+    receive_piece(source, theirs.piece);
+    if (is_last) join();
     return;
   }
   if (source != group_->getRank()) return;
-  const auto message = at::from_blob(on_its_way_.data() + sent_, {bytes}, at::kByte);
+  const auto message = at::from_blob(on_its_way_.data() + sent_, {theirs.piece}, at::kByte);
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (size_t rank = 0; rank < notes.size(); ++rank) {
     if (notes[rank].has_state != 0) continue;
     works.push_back(send_async(message, static_cast<int>(rank), kStateTag, group_));
   }
   for (const auto& work : works) work->wait();
-  sent_ += static_cast<size_t>(bytes);
-  if (bytes == left) drop_state();
+  choose_piece();
+  sent_ += static_cast<size_t>(theirs.piece);
+  if (is_last) drop_state();
+}
+
+/// The next piece is larger where the one before and its tick took less time than a tick is apart
+/// from the next: between distant hosts each tick costs a way to and fro.
+void ElasticLeaders::choose_piece() {
+  const auto now = Clock::now();
+  const auto took = now - std::exchange(piece_began_, now);
+  if (sent_ > 0 && took < kTick) piece_ = std::min(2 * piece_, kLargestPiece);
+  if (sent_ > 0 && took > 4 * kTick) piece_ = std::max(piece_ / 2, kFirstPiece);
+}
+
+/// The state is here.
+void ElasticLeaders::join() {
+  joining_->state = state_of_text(std::exchange(on_its_way_, {}));
+  join_took_ =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - joining_->watched);
+  has_state_ = true;
+  joined_.set_value(*std::exchange(joining_, std::nullopt));
 }
 
 /// That was to be sent, or has come in part.
 void ElasticLeaders::drop_state() {
   on_its_way_ = {};
   sent_ = 0;
+  piece_ = kFirstPiece;
+  state_travels_ = false;
 }
 
 void ElasticLeaders::receive_piece(int source, int64_t bytes) {
@@ -407,6 +462,7 @@ void ElasticLeaders::end_with_others(bool has_state) {
       has_state,
       "DiLoCo: expected regions that train, but they ended before this one joined them.");
   generations_.done();
+  generations_.hurry(kLeavesWithoutCoordinator);
   is_over_ = generations_.wait_until_all_are_done();
   if (!is_over_) group_ = {};
 }

@@ -35,6 +35,7 @@ struct Joined {
   int64_t step = 0;  // inner steps that the others had taken when they began it
   int64_t fragment = 0;
   at::Tensor mean;
+  std::chrono::steady_clock::time_point watched;  // when the exchange was over
 };
 
 /// Leaders that may be lost and join, as members of a coordinator's job of their own.
@@ -59,16 +60,19 @@ class ElasticLeaders final : public Leaders {
     std::vector<int64_t> fragment_sizes;  // elements
   };
 
-  /// Meets the other regions. Where all begin, gives them `outer` of the first.
-  ElasticLeaders(Settings settings, at::Tensor& outer);
-  /// Leaves: the others go on without this region.
+  /// Begins to meet the other regions. Where all begin, `outer` becomes that of the first.
+  ElasticLeaders(Settings settings, at::Tensor outer);
+  /// Leaves: the others go on without this region. Waits for them for some seconds.
   ~ElasticLeaders() override;
 
-  /// Whether this region joins others that train: joined() comes before its first exchange.
+  /// Ready once this region has met the others.
+  std::shared_future<void> met() const { return met_future_; }
+  /// Once it is: whether this region joins others that train, and joined() comes before its first
+  /// exchange.
   bool joins() const { return joins_; }
   std::shared_future<Joined> joined() const { return joined_future_; }
-  /// Whether regions watch, which take the next state that is offered.
-  bool has_watchers() const { return has_watchers_; }
+  /// Whether regions watch, and this one is to offer them its state before its next exchange.
+  bool gives_state() const { return gives_state_; }
   /// Offers copies of the state before the next exchange.
   void offer(OuterState state);
 
@@ -79,8 +83,10 @@ class ElasticLeaders final : public Leaders {
   /// The slots of those of the last exchange.
   std::vector<int64_t> regions() const;
 
-  /// Waits until all regions are at the end of their training.
-  void finish();
+  /// This region is at the end of its training.
+  ///
+  /// \return  ready once all regions are.
+  std::shared_future<void> finish();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -91,6 +97,7 @@ class ElasticLeaders final : public Leaders {
     int64_t waits_ms;                         // since when
     int64_t has_state, is_finished, wants_change;
     int64_t bytes_to_send;  // of a state, to those that watch
+    int64_t piece;          // of it, that is sent next
   };
   struct Wanted {
     Difference difference;
@@ -104,6 +111,7 @@ class ElasticLeaders final : public Leaders {
   };
 
   void run();
+  void begin();
   bool enter_next();
   void catch_up(const ProcessGroup& group, const GenerationForm& form);
   void begin_together(const std::vector<std::string>& settings, const ProcessGroup& group);
@@ -114,27 +122,34 @@ class ElasticLeaders final : public Leaders {
   void exchange_with(const std::vector<Note>& notes);
   void send_piece(int source, const std::vector<Note>& notes);
   void receive_piece(int source, int64_t bytes);
+  void choose_piece();
+  void join();
   void drop_state();
   void end_with_others(bool has_state);
   void deliver(const Last& last);
-  void fail(const std::exception_ptr& error);
+  void end(const std::exception_ptr& error);
 
   const Settings settings_;
   Generations generations_;
-  bool joins_ = false;
+  bool joins_ = false;  // set before met_
 
   // Of the thread.
-  at::Tensor* outer_;  // that all begin with; null afterwards
+  at::Tensor outer_;  // that all begin with; undefined afterwards
   ProcessGroup group_;
   std::vector<int> slots_;
   bool has_state_ = false;
   bool is_over_ = false;
-  std::optional<Clock::time_point> left_at_;
   int64_t exchanges_ = 0;  // that are over
   Last last_;
   std::optional<Joined> joining_;  // without its state
   std::string on_its_way_;         // a state to be sent, or what has come of one
   size_t sent_ = 0;
+  int64_t piece_;
+  Clock::time_point piece_began_;
+  bool state_travels_ = false;              // from one region to others
+  std::chrono::milliseconds join_took_{0};  // until this region has exchanged
+  std::promise<void> met_;
+  const std::shared_future<void> met_future_ = met_.get_future().share();
   std::promise<Joined> joined_;
   const std::shared_future<Joined> joined_future_ = joined_.get_future().share();
 
@@ -145,9 +160,12 @@ class ElasticLeaders final : public Leaders {
   std::vector<int64_t> regions_;
   bool is_finished_ = false;
   bool stops_ = false;
+  bool has_ended_ = false;  // the thread
   std::exception_ptr failure_;
 
-  std::atomic<bool> has_watchers_{false};
+  std::promise<void> finished_;
+  const std::shared_future<void> finished_future_ = finished_.get_future().share();
+  std::atomic<bool> gives_state_{false};
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<double> seconds_sent_{0};
   std::thread thread_;
