@@ -124,7 +124,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void drop_gradients();
   void attach_optimizer(Reducer& reducer);
   void compare_models(const std::exception_ptr& error);
-  void check_not_sharded() const;
+  void check_no_overlap() const;
   void check_hook_fits(const char* function) const;
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(

@@ -32,11 +32,10 @@ BucketOrder order_from(const std::string& text) {
 
 }  // namespace
 
-void State::check_not_sharded() const {
+void State::check_no_overlap() const {
   DDP_CHECK(
-      !shards_ && (!steps_by_bucket_ || sharded_optimizers_ == 0),
-      "rebind: expected no ZeroRedundancyOptimizer of this model with stage 2 or overlap, got one "
-      "on ",
+      !steps_by_bucket_ || sharded_optimizers_ == 0,
+      "rebind: expected no ZeroRedundancyOptimizer of this model with overlap, got one on ",
       monitor().rank_text(), ". Destroy it, and load a checkpoint into a new one.");
 }
 

@@ -64,7 +64,7 @@ std::vector<NamedParameter> State::agreed_parameters(Sync sync) {
   std::vector<NamedParameter> parameters;
   std::exception_ptr error;
   try {
-    if (sync == Sync::Descriptions) check_not_sharded();
+    if (sync == Sync::Descriptions) check_no_overlap();
     parameters = checked_parameters();
   } catch (const c10::Error&) {
     error = std::current_exception();

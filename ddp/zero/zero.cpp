@@ -75,24 +75,23 @@ class ZeroRedundancyOptimizerBase::Impl {
     check_parameters(owner.param_groups(), state());
     if (options_.stage() == 2) shards_ = state().shard_gradients();
     cut_over(options_.process_group() ? options_.process_group() : state().group());
-    auto& chunks = optimizer_->chunks();
-    for (size_t c = 0; c < chunks.size(); ++c) {
-      if (shards_) chunks[c].shard = &(*shards_)[c];
-    }
     state().count_sharded_optimizer(true);
   }
   ~Impl() { state().count_sharded_optimizer(false); }
 
   void rebind(const ProcessGroup& group) {
     DDP_CHECK(
-        options_.stage() == 1 && !options_.overlap(),
-        "ZeroRedundancyOptimizer: expected stage 1 without overlap in rebind(), got ",
-        options_.overlap() ? "overlap" : "stage 2", " on ", state().monitor().rank_text(),
-        ". Make a new optimizer.");
+        !options_.overlap(),
+        "ZeroRedundancyOptimizer: expected no overlap in rebind(), got overlap on ",
+        state().monitor().rank_text(), ". Make a new optimizer.");
     DDP_CHECK(
         options_.process_group() || group == state().group(),
         "ZeroRedundancyOptimizer: expected the model's group in rebind(), got another one on ",
         state().monitor().rank_text(), ". Call the model's rebind() before.");
+    // The model's new reducer has no parts of gradients yet; those of the old one are dropped.
+    const bool follows_model = generation_ != state().generation();
+    if (shards_ && follows_model) shards_ = state().shard_gradients();
+    release_gradients();
     if (options_.process_group()) options_.process_group(group);
     cut_over(group);
     generation_ = state().generation();
@@ -236,6 +235,8 @@ class ZeroRedundancyOptimizerBase::Impl {
                               : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
+    auto& chunks = optimizer_->chunks();
+    for (size_t c = 0; shards_ && c < chunks.size(); ++c) chunks[c].shard = &(*shards_)[c];
   }
 
   void check() const {

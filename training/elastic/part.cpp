@@ -22,11 +22,10 @@ ZeroRedundancyOptimizerBase* sharded_of(detail::CheckpointPart& part) {
 void check_supported(const std::string& name, detail::CheckpointPart& part, bool is_per_rank) {
   const auto subject = ddp::str("Elastic::add(\"", name, "\"): ");
   if (const auto* sharded = sharded_of(part)) {
-    const auto& options = sharded->options();
     DDP_CHECK_VALUE(
-        options.stage() == 1 && !options.overlap(), subject,
-        "expected a ZeroRedundancyOptimizer with stage 1 and no overlap, got ",
-        options.overlap() ? "overlap" : "stage 2", ". Leave it out of ZeroOptions.");
+        !sharded->options().overlap(), subject,
+        "expected a ZeroRedundancyOptimizer without overlap, got overlap. Leave it out of "
+        "ZeroOptions.");
     DDP_CHECK_VALUE(
         !is_per_rank, subject,
         "expected a ZeroRedundancyOptimizer by add(), which knows that each rank has a part, got "

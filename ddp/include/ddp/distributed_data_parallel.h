@@ -158,7 +158,7 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   /// \param hook  in place of the registered one, for a hook that has a group of its own. Those of
   ///        `ddp::hooks` that were made without a group use the default group of the moment.
   /// \throws c10::Error  with the same text on every rank: the ranks' models or settings differ, or
-  ///         there is a ZeroRedundancyOptimizer with stage 2 or overlap; another one needs its own
+  ///         there is a ZeroRedundancyOptimizer with overlap; another one needs its own
   ///         rebind(). Where this throws, the wrapper stays in its old group, and rebind() may be
   ///         called again.
   ///

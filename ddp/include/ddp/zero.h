@@ -63,11 +63,12 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   /// Collective: yes. Blocks: host. Cost: this rank's part of a step; each parameter is sent once.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Goes on with the ranks of another group, after the model's rebind() (stage 1, no overlap). The
-  /// parts are cut anew, and have no state: load one with load(), a Checkpointer or
-  /// `ddp::Elastic`, which moves it.
+  /// Goes on with the ranks of another group, after the model's rebind() (no overlap). The parts
+  /// are cut anew, with stage 2 those of the gradients, too, which are dropped. They have no state:
+  /// load one with load(), a Checkpointer or `ddp::Elastic`, which moves it.
   ///
-  /// \throws c10::Error  the model is in its old group.
+  /// \throws c10::Error  the model is in its old group; with stage 2, it has had a backward pass in
+  ///         the new one.
   ///
   /// Collective: no.
   void rebind(const GroupArg& group = {});

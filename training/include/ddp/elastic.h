@@ -76,7 +76,7 @@ struct Generation {
 /// with a `rebind(group)`, such as wrappers, samplers and averagers, follows the ranks. Elsewhere,
 /// ask default_group() each time: a group ends with its generation.
 ///
-/// **ZeroRedundancyOptimizer** (stage 1, no overlap). A lost rank's part is nowhere else, so every
+/// **ZeroRedundancyOptimizer** (no overlap). A lost rank's part is nowhere else, so every
 /// `snapshot_every` steps each rank copies its state to host memory, and its part to a rank of the
 /// next host, or the next rank. After a loss all go back to the last copy. Ranks that join or leave
 /// cost no step. A rank and the one that keeps its copy, lost at once: the last checkpoint.
@@ -121,7 +121,7 @@ class DDP_API Elastic {
   /// Adds a part that is the same on all ranks.
   ///
   /// \param name, part  as of Checkpointer::add.
-  /// \throws c10::ValueError  also a ZeroRedundancyOptimizer with stage 2 or overlap, an LBFGS, and
+  /// \throws c10::ValueError  also a ZeroRedundancyOptimizer with overlap, an LBFGS, and
   ///         a module with parameters that are cut over ranks.
   template <typename T>
   Elastic& add(const std::string& name, T& part) {
