@@ -1,6 +1,8 @@
 // Measures steps of DiLoCo beside steps that send nothing. It is meant for a slow link:
 //
 //     scripts/bench_link.sh --diloco 0.1
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -21,15 +23,40 @@ namespace {
 struct Region {
   torch::nn::Sequential net;
   torch::optim::SGD optimizer;
+  ddp::DiLoCoOptions options = {};
   std::unique_ptr<ddp::DiLoCo> diloco = nullptr;  // null: sends nothing
+  std::vector<double> sent = {};                  // when each exchange began, in seconds
 
-  void step(const torch::Tensor& input) {
+  void step(int64_t number, const torch::Tensor& input) {
     optimizer.zero_grad();
     net->forward(input).square().mean().backward();
     optimizer.step();
-    if (diloco) diloco->average_parameters(net->parameters());
+    if (!diloco) return;
+    if (sends_after(number)) sent.push_back(now());
+    diloco->average_parameters(net->parameters());
+  }
+
+ private:
+  bool sends_after(int64_t number) const {
+    for (int64_t f = 1; f <= options.fragments(); ++f) {
+      if (number == options.sync_every() * f / options.fragments()) return true;
+    }
+    return false;
+  }
+
+  /// By a clock that the processes of a host share.
+  static double now() {
+    const auto time = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(time).count();
   }
 };
+
+/// How long this region's exchanges have waited for the other region to begin them.
+double seconds_apart(const Region& region) {
+  const auto own = torch::tensor(region.sent, torch::kDouble);
+  const auto last = ddp::all_reduce(own.clone(), c10d::ReduceOp::MAX);
+  return (last - own).sum().item<double>();
+}
 
 struct Kind {
   const char* name;
@@ -58,7 +85,7 @@ void measure_diloco(int64_t width, int64_t sync_every, int rounds) {
     ways.push_back({name, [region, input, sync_every] {
                       ddp::barrier();
                       return benchmarks::milliseconds([&] {
-                               for (int64_t i = 0; i < sync_every; ++i) region->step(input);
+                               for (int64_t i = 1; i <= sync_every; ++i) region->step(i, input);
                                // Waits for what would go on in the next round.
                                if (region->diloco) region->diloco->finish();
                                // One region may be slower by other work, whatever it sends.
@@ -72,19 +99,25 @@ void measure_diloco(int64_t width, int64_t sync_every, int rounds) {
     auto region = make_region();
     auto options = kind.options;
     options.sync_every(sync_every).regions(ddp::default_group());
+    region->options = options;
     region->diloco = std::make_unique<ddp::DiLoCo>(region->net->parameters(), options);
     add_way(kind.name, std::move(region));
   }
   benchmarks::run_in_turns(ways, /*warm_up=*/0, rounds);
-  if (ddp::get_rank() != 0) return;
+  std::vector<double> apart{0};
+  for (size_t i = 1; i < ways.size(); ++i) apart.push_back(seconds_apart(*regions[i]));
+  // Each region prints its own: the one that comes first waits for the other.
+  std::printf("region %d: ", ddp::get_rank());
   benchmarks::print_linear_layers(kLayers, width);
   benchmarks::print_ways("H = " + std::to_string(sync_every), "ms a step", ways);
-  std::printf("%-34s %12s %10s\n", "", "MB a round", "s waited");
+  std::printf(
+      "%-34s %12s %12s %12s %12s\n", "a round", "MB", "s exchanged", "s for other", "s waited");
   for (size_t i = 1; i < ways.size(); ++i) {
     const auto stats = regions[i]->diloco->stats();
     std::printf(
-        "%-34s %12.2f %10.2f\n", ways[i].name.c_str(),
-        static_cast<double>(stats.bytes_sent) / 1e6 / rounds, stats.seconds_waited / rounds);
+        "%-34s %12.2f %12.3f %12.3f %12.3f\n", ways[i].name.c_str(),
+        static_cast<double>(stats.bytes_sent) / 1e6 / rounds, stats.seconds_sent / rounds,
+        apart[i] / rounds, stats.seconds_waited / rounds);
   }
 }
 

@@ -13,6 +13,27 @@
 #include "local_sgd/diloco/wire.h"
 
 namespace ddp {
+namespace {
+
+constexpr int kRowTag = 0x4f55;
+
+/// Two regions send each other their row, at once in both directions, where Gloo's all-gather lets
+/// the wire stand idle: at 0.1 Gbit/s it took 1.02 s for 8.4 MB that take 0.69.
+///
+/// \param rows  receives both rows, that of region 0 first.
+///
+/// Collective: yes. Blocks: host.
+void swap_rows(at::Tensor& rows, const at::Tensor& own, const ProcessGroup& leaders) {
+  const int self = leaders->getRank(), other = 1 - self;
+  rows[self].copy_(own);
+  auto received = rows[other];
+  const auto receiving = recv_async(received, other, kRowTag, leaders);
+  const auto sending = send_async(own, other, kRowTag, leaders);
+  receiving->wait();
+  sending->wait();
+}
+
+}  // namespace
 
 // Parts begin where blocks do, so that values are encoded alike in parts and in one piece.
 int64_t Exchange::part_elements(int64_t elements) const {
@@ -63,7 +84,7 @@ at::Tensor Exchange::run(
   if (regions_ == 1) return decode_parts(own, elements);
   auto of_all = at::empty({regions_, own.size(1)}, at::kByte);
   if (!is_cut()) {
-    all_gather_into_tensor(of_all, own, leaders);
+    swap_rows(of_all, own[0], leaders);
     return mean_of_rows(of_all, elements, counted);
   }
   auto slices = at::empty_like(own);
