@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -47,7 +48,10 @@ ElasticHooks elastic_hooks_of(T& part) {
     hooks.bookmark = [&part] { return part.bookmark(); };
     hooks.compares_itself = HasRebind<T>::value;
   } else if constexpr (std::is_same_v<T, GradScaler>) {
-    hooks.bookmark = [&part] { return [&part, copy = part] { part = copy; }; };
+    // Shared: to copy a function would copy its tensors once more.
+    hooks.bookmark = [&part] {
+      return [&part, copy = std::make_shared<const GradScaler>(part)] { part = *copy; };
+    };
   } else if constexpr (std::is_arithmetic_v<T>) {
     hooks.bookmark = [&part] { return [&part, copy = part] { part = copy; }; };
   }
