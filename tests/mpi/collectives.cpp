@@ -18,9 +18,10 @@ at::Tensor values(int64_t numel, at::ScalarType dtype, int rank) {
   return small.to(dtype);
 }
 
-const std::vector<at::ScalarType> kDtypes{at::kFloat, at::kDouble, at::kHalf,   at::kBFloat16,
-                                          at::kChar,  at::kByte,   at::kInt,    at::kLong,
-                                          at::kBool,  at::kShort,  at::kUInt16, at::kComplexFloat};
+const std::vector<at::ScalarType> kDtypes{
+    at::kFloat,  at::kDouble, at::kHalf,   at::kBFloat16,     at::kChar,
+    at::kByte,   at::kInt,    at::kLong,   at::kBool,         at::kShort,
+    at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat, at::kComplexDouble};
 const std::vector<int64_t> kSizes{0, 1, 1000, 100003};
 
 /// Runs `call` over both groups on equal inputs, or catches that both refuse it.
