@@ -218,7 +218,7 @@ void check_whole_models(const Options& options, const CLI::App& app) {
   const auto expect_none = [&](bool is_used, const char* other) {
     expect(!is_used, which + ": expected ranks with whole models on CPUs", other);
   };
-  expect_none(options.zero > (options.elastic ? 1 : 0), "--zero");
+  expect_none(options.zero > 0 && !options.elastic, "--zero");
   expect_none(options.fsdp, "--fsdp");
   expect_none(options.tp > 1, "--tp");
   expect_none(options.cp > 1, "--cp");

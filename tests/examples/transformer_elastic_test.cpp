@@ -88,7 +88,7 @@ Lines results_in(const std::string& output) {
 }  // namespace
 
 TEST_CASE("a transformer whose ranks are killed ends in the same bits", "[examples][process]") {
-  const std::string zero = GENERATE("0", "1");
+  const std::string zero = GENERATE("0", "1", "2");
   CAPTURE(zero);
   const TemporaryFolder folder;
   const auto quiet = ddp::testing::run_job(

@@ -157,8 +157,8 @@ TEST_CASE("options that do not go with --pp are refused", "[examples][errors]") 
 
 TEST_CASE("--elastic and --diloco take whole models", "[examples][errors]") {
   const std::vector<std::pair<std::vector<const char*>, std::string>> all = {
-      {{"--elastic", "--zero", "2"},
-       "--elastic: expected ranks with whole models on CPUs, got --zero"},
+      {{"--diloco", "50", "--zero", "1"},
+       "--diloco: expected ranks with whole models on CPUs, got --zero"},
       {{"--elastic", "--tp", "2"}, "--elastic: expected ranks with whole models on CPUs, got --tp"},
       {{"--diloco", "50", "--fsdp"},
        "--diloco: expected ranks with whole models on CPUs, got --fsdp"},
