@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -133,6 +134,14 @@ class Strangers(unittest.TestCase):
         with contextlib.suppress(ConnectionError):  # it may be thrown out at once
             connection.sendall(message)
 
+    def keep_coming(self, port, process):
+        for _ in range(400):
+            if process.poll() is not None:
+                return
+            with contextlib.suppress(OSError):
+                self.addCleanup(socket.create_connection(("127.0.0.1", port), timeout=1).close)
+            time.sleep(0.01)
+
     def expect_trained(self, ranks):
         if Strangers.weights is None and ranks:
             reference = self.world(free_port())
@@ -184,6 +193,10 @@ class Strangers(unittest.TestCase):
         ranks = [self.start(0, port, seconds=2, command=WITH_64_DESCRIPTORS)]
         for _ in range(200):
             self.stranger(port)
+        # And those of the files that rank 0 closes after that.
+        more = threading.Thread(target=self.keep_coming, args=(port, ranks[0].process))
+        more.start()
+        self.addCleanup(more.join)
         ranks.append(self.start(1, port, seconds=2))
         self.expect_refused(
             # Where the strangers are very quick, rank 0 cannot reach itself.
