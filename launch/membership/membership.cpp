@@ -129,8 +129,9 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
   const auto text = str("rank ", peer.place.slot, " threw: ", threw.why.value);
   // What one member throws while all begin, others may be about to throw, too.
+  const bool has_not_entered = peer.stage == Stage::Placed || peer.stage == Stage::Met;
   const bool begins = phase_ == Phase::Entering && !state_.established && !launched_;
-  if (begins && is_member(peer)) return finish(1, text);
+  if (begins && has_not_entered) return finish(1, text);
   if (first_throw_.empty()) first_throw_ = text;
   peer.pid = 0;  // it ends by itself, with its own exit code
   lose(now, peer.connection, text);

@@ -378,6 +378,14 @@ TEST_CASE("what was started by hand gathers after a loss in the first generation
     CHECK(job.let_go == std::vector<int>{0, 1, 2});
     CHECK(job.finish->why == "rank 2 threw: other options");
   }
+  SECTION("a member throws once it trains, and others have met, but not entered") {
+    job.enter({2});
+    for (const int process : {0, 1}) job.say(process, Met{1});
+    job.say(2, Threw{0, {"in its first step"}});
+    CHECK(!job.finish);
+    for (const int process : {0, 1}) job.say(process, Report{2, 0, 0, Holding::None});
+    CHECK(job.slots() == std::vector<int>{0, 1});
+  }
   CHECK(!job.again);
 }
 
