@@ -100,13 +100,16 @@ TEST_CASE(
 
 TEST_CASE("a region may join for longer than the group's timeout", "[ranks][elastic][diloco]") {
   FaultyLink::Faults faults;
-  faults.before_send = [] { std::this_thread::sleep_for(std::chrono::milliseconds(600)); };
+  faults.before_send = [](const at::Tensor& sent) {
+    const bool is_state = sent.numel() >= 1 << 20;
+    if (is_state) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+  };
   use_faulty_links(faults);
   const TestCoordinator coordinator(2, 1);
   std::atomic<int64_t> last{0};
   const auto results = run_ranks<Ended>(2, [&](const Rank& self) {
     auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(4)).options;
-    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::milliseconds(1500)));
+    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::seconds(2)));
     const auto parameters = begin_parameters(0);
     std::string part(self.rank == 0 ? 9 << 20 : 0, 'x');  // three pieces
     auto diloco = std::make_unique<DiLoCo>(parameters, own);

@@ -87,7 +87,7 @@ class FaultyLink : public testing::Relay {
   /// Set before the first group is made. Each may throw.
   struct Faults {
     std::function<void(int rank, const at::Tensor&sent, c10d::Work&work)> in_gather, in_broadcast;
-    std::function<void()> before_send;
+    std::function<void(const at::Tensor& sent)> before_send;
   };
   static Faults& faults() {
     static Faults faults;
@@ -113,7 +113,7 @@ class FaultyLink : public testing::Relay {
     return inner().alltoall_base(to, from, to_sizes, from_sizes, o);
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
-    if (faults().before_send) faults().before_send();
+    if (faults().before_send) faults().before_send(tensors[0]);
     return inner().send(tensors, to, tag);
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {

@@ -105,8 +105,9 @@ struct DiLoCoStats {
 /// within one round end the job. A region that joins watches the others' next exchange, and takes
 /// outer parameters, momentum and the parts of add() from one of them, while they train on; from
 /// the exchange after it on its difference counts. Call begin() after the parts are added, in every
-/// region. A region that comes to an exchange later than the others by the timeout of `group` is
-/// left out.
+/// region. A region that comes to an exchange later than the others by the timeout of `group`, and
+/// after it has joined by the time that this took longer, is left out. Without the coordinator
+/// regions train on until one is lost, joins or leaves.
 ///
 /// **Errors.** With `regions`, where the link fails, a region does not come within the timeout of
 /// `regions`, or a region's parameters are not finite, every rank throws at the step in which the
@@ -131,7 +132,7 @@ class DDP_API DiLoCo final : public ModelAverager {
   /// Collective: yes, over `local` and `regions`. Blocks: host.
   DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options);
   /// Drops an exchange under way: then the leaders' group is aborted. With a coordinator, the other
-  /// regions go on.
+  /// regions go on; waits for them for at most some seconds.
   ~DiLoCo() override;
 
   /// Adds what a region that joins takes from another: the inner optimizer, its scheduler, buffers.
@@ -161,6 +162,9 @@ class DDP_API DiLoCo final : public ModelAverager {
 
   /// Applies a mean that is on its way. Call it at the end of training. With a coordinator, waits
   /// for the end of the other regions' training.
+  ///
+  /// \throws  Fenced; QuorumLost where a region is lost meanwhile and the coordinator cannot be
+  ///         reached for 5 seconds.
   ///
   /// Collective: yes. Blocks: host.
   void finish();
