@@ -85,7 +85,7 @@ class ZeroRedundancyOptimizerBase::Impl {
         "ZeroRedundancyOptimizer: expected no overlap in rebind(), got overlap on ",
         state().monitor().rank_text(), ". Make a new optimizer.");
     DDP_CHECK(
-        options_.process_group() || group == state().group(),
+        (options_.stage() == 1 && options_.process_group()) || group == state().group(),
         "ZeroRedundancyOptimizer: expected the model's group in rebind(), got another one on ",
         state().monitor().rank_text(), ". Call the model's rebind() before.");
     // The model's new reducer has no parts of gradients yet; those of the old one are dropped.

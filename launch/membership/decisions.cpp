@@ -95,8 +95,9 @@ void Membership::resume(Time now) {
   if (!may_decide) {
     if (now < since_ + limits_.wait) return;
     return finish(
-        1, str("expected the ", all, " members of generation ", state_.formed,
-               " to come back, got ", back));
+        1,
+        str("expected the ", all, " members of generation ", state_.formed, " to come back, got ",
+            back, ". If they have ended, start without the file of --state"));
   }
   bool all_train = back == all;
   for (auto& [connection, peer] : peers_) {

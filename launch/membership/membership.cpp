@@ -56,7 +56,7 @@ void Membership::take(Time now, Connection from, const Hello& hello) {
   peer.connection = from;
   peer.heard = now;
   peers_[from] = peer;
-  const bool joins = state_.formed > 0;
+  const bool joins = state_.established;  // before, none has a state that it could get
   const int size = std::max(limits_.slots, limits_.max_ranks);
   orders_.push_back(
       Send{from, You{slot, size, joins, limits_.lost_after.count(), limits_.wait.count()}});

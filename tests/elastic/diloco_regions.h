@@ -86,7 +86,8 @@ class FaultyLink : public testing::Relay {
 
   /// Set before the first group is made. Each may throw.
   struct Faults {
-    std::function<void(int rank, const at::Tensor&sent, c10d::Work&work)> in_gather, in_broadcast;
+    std::function<void(int rank, const at::Tensor&sent, c10d::Work&work)> in_gather, in_broadcast,
+        in_send;
     std::function<void(const at::Tensor& sent)> before_send;
   };
   static Faults& faults() {
@@ -114,7 +115,9 @@ class FaultyLink : public testing::Relay {
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     if (faults().before_send) faults().before_send(tensors[0]);
-    return inner().send(tensors, to, tag);
+    auto work = inner().send(tensors, to, tag);
+    if (faults().in_send) faults().in_send(getRank(), tensors[0], *work);
+    return work;
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     return inner().recv(tensors, from, tag);

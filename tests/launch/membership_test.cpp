@@ -94,6 +94,7 @@ class Job {
 
   Form form;      // the last one
   Gather gather;  // the last one
+  You you;        // the last one
   int changes = 0;
   std::vector<int> fenced, let_go, killed;  // processes, and pids
   std::optional<Membership::Finish> finish;
@@ -106,6 +107,7 @@ class Job {
       if (const auto* send = std::get_if<Membership::Send>(&order)) {
         if (const auto* one = std::get_if<Form>(&send->message)) form = *one;
         if (const auto* one = std::get_if<Gather>(&send->message)) gather = *one;
+        if (const auto* one = std::get_if<You>(&send->message)) you = *one;
         if (std::holds_alternative<Change>(send->message)) ++changes;
         if (std::holds_alternative<Fenced>(send->message)) fenced.push_back(send->to);
         if (std::holds_alternative<End>(send->message)) let_go.push_back(send->to);
@@ -358,9 +360,13 @@ TEST_CASE("what was started by hand gathers after a loss in the first generation
     job.say(0, Report{2, 0, 0, Holding::None});
     CHECK(job.form.generation == 1);
     job.hello(3, 1);
+    CHECK(!job.you.joins);  // it begins with the others, for none has a state
     job.say(3, Waits{});
     CHECK(job.slots() == std::vector<int>{0, 1});
     CHECK(job.form.generation == 2);
+    job.enter({0, 3});
+    job.hello(4, 2);
+    CHECK(job.you.joins);
   }
   SECTION("all are lost") {
     job.hello(3, 3);

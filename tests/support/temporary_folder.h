@@ -50,7 +50,7 @@ inline std::string temporary_base() {
   const bool is_there =
       statvfs("/dev/shm", &memory) == 0 && access("/dev/shm", R_OK | W_OK | X_OK) == 0;
   const auto free_bytes = static_cast<uint64_t>(memory.f_bavail) * memory.f_frsize;
-  return is_there && free_bytes >= (uint64_t{1} << 30) ? "/dev/shm" : "/tmp";
+  return is_there && free_bytes >= (uint64_t{4} << 30) ? "/dev/shm" : "/tmp";
 }
 
 /// A folder of its own, removed with all it holds when the test ends.

@@ -337,13 +337,17 @@ TEST_CASE("what rebind refuses, it refuses on every rank", "[ranks][ddp][rebind]
 }
 
 TEST_CASE("a sharded optimizer follows its model, and drops its state", "[ranks][ddp][rebind]") {
-  const int stage = GENERATE(1, 2);
-  CAPTURE(stage);
+  const int use = GENERATE(0, 1, 2);
+  const int stage = use == 0 ? 1 : 2;
+  const bool names_group = use == 2;  // the model's: stage 2 takes no other
+  CAPTURE(stage, names_group);
   const auto results = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    auto options = ZeroOptions().stage(stage);
+    if (names_group) options.process_group(self.group);
     Crossed net;
     DistributedDataParallel model(net, in(self));
     ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(
-        model, torch::optim::AdamOptions(), ZeroOptions().stage(stage));
+        model, torch::optim::AdamOptions(), options);
     ZeroRedundancyOptimizer<torch::optim::SGD> other(
         model, torch::optim::SGDOptions(0.1), ZeroOptions().process_group(self.group));
     const auto backward = [&] { model->forward(torch::ones({2, 5})).sum().backward(); };

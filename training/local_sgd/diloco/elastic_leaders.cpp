@@ -118,12 +118,12 @@ std::vector<int64_t> ElasticLeaders::regions() const {
 }
 
 std::shared_future<void> ElasticLeaders::finish() {
+  generations_.hurry(kFinishesWithoutCoordinator);  // before the thread's own, shorter one
   {
     const std::lock_guard lock(mutex_);
     is_finished_ = true;
   }
   changed_.notify_all();
-  generations_.hurry(kFinishesWithoutCoordinator);
   return finished_future_;
 }
 
@@ -259,11 +259,13 @@ void ElasticLeaders::begin_together(
     throw readable_error<AgreedError>(
         DDP_HERE, other_settings(settings[0], settings[rank], static_cast<int>(rank)));
   }
-  if (outer_.defined()) {
-    auto first = outer_.clone();  // a loss may end it halfway
-    broadcast(first, /*src=*/0, group);
-    outer_.copy_(first);
-  }
+  DDP_CHECK(
+      outer_.defined(),
+      "DiLoCo: expected a region that has the state, got none that is left: those that began "
+      "together are lost. Start all regions again.");
+  auto first = outer_.clone();  // a loss may end it halfway
+  broadcast(first, /*src=*/0, group);
+  outer_.copy_(first);
   has_state_ = true;
 }
 
