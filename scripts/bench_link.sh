@@ -270,7 +270,7 @@ for rate in "${rates[@]}"; do
     continue
   fi
   if [[ $diloco == yes ]]; then
-    rounds=(--rounds 2)
+    rounds=(--rounds 7) # steps vary by more than an exchange takes
     [[ $quick == no ]] || rounds=(--rounds 1 --sync-every 100)
     run_ranks "$folder/diloco.txt" "$bin/micro" diloco "${rounds[@]}"
     cat "$folder/diloco.txt"
