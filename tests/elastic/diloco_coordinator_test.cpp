@@ -21,6 +21,7 @@
 #include "launch/hosts/reserved_port.h"
 #include "local_sgd/diloco/elastic_leaders.h"
 #include "support/error_of.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"
@@ -35,11 +36,8 @@ void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
 /// For what another thread of the test does.
 void wait_until(const std::function<bool()>& holds, const char* what) {
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!holds()) {
-    TORCH_CHECK(std::chrono::steady_clock::now() < limit, "the test waited for: ", what);
-    pause();
-  }
+  const bool came = testing::eventually(holds, std::chrono::seconds(30));
+  TORCH_CHECK(came, "the test waited for: ", what);
 }
 
 /// A region that trains until `last`, which the one that joins sets.
@@ -86,10 +84,9 @@ TEST_CASE(
   const TestCoordinator coordinator(2, 1);
   std::atomic<int64_t> last{0};
   const auto results = run_ranks<Ended>(2, [&](const Rank& self) {
-    auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(4)).options;
-    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::seconds(20)));
+    const auto options = DiLoCoOptions().sync_every(4);
     const auto parameters = begin_parameters(0);
-    DiLoCo diloco(parameters, own);
+    DiLoCo diloco(parameters, over_faulty_links(self, coordinator, options));
     has_begun = true;
     return train_to_last(diloco, parameters, self.rank, last);
   });
@@ -108,8 +105,8 @@ TEST_CASE("a region may join for longer than the group's timeout", "[ranks][elas
   const TestCoordinator coordinator(2, 1);
   std::atomic<int64_t> last{0};
   const auto results = run_ranks<Ended>(2, [&](const Rank& self) {
-    auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(4)).options;
-    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::seconds(2)));
+    const auto own = over_faulty_links(
+        self, coordinator, DiLoCoOptions().sync_every(4), std::chrono::seconds(2));
     const auto parameters = begin_parameters(0);
     std::string part(self.rank == 0 ? 9 << 20 : 0, 'x');  // three pieces
     auto diloco = std::make_unique<DiLoCo>(parameters, own);

@@ -42,6 +42,14 @@ inline Region place(
   return {number, options};
 }
 
+/// Each rank is a region, over the links of use_faulty_links().
+inline DiLoCoOptions over_faulty_links(
+    const Rank& self, const TestCoordinator& coordinator, const DiLoCoOptions& given,
+    std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  auto options = place(self, 1, coordinator, given, timeout).options;
+  return options.group(ProcessGroupOptions(options.group()).backend("faulty"));
+}
+
 inline void train_until(DiLoCo& diloco, const Tensors& parameters, int64_t region, int64_t last) {
   while (diloco.step() < last) {
     take_inner_step(parameters, region, diloco.step());

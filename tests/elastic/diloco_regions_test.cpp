@@ -143,10 +143,8 @@ TEST_CASE("a region that misses a mean gets it from the others", "[ranks][elasti
   const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(1).wire(Wire::Float32);
   const TestCoordinator coordinator(regions, regions);
   const auto results = run_ranks<Ended>(regions, [&](const Rank& self) {
-    auto own = place(self, 1, coordinator, options).options;
-    own.group(ProcessGroupOptions().backend("faulty").timeout(std::chrono::seconds(20)));
     const auto parameters = begin_parameters(0);
-    DiLoCo diloco(parameters, own);
+    DiLoCo diloco(parameters, over_faulty_links(self, coordinator, options));
     train_until(diloco, parameters, self.rank, kSteps);
     diloco.finish();
     return ended(diloco, parameters);

@@ -442,7 +442,8 @@ TEST_CASE("a member whose work is done does not wait long for a lost coordinator
   }
 }
 
-TEST_CASE("a member by a loopback address is told where other hosts reach it", "[pure]") {
+TEST_CASE(
+    "the coordinator tells a member with a loopback address where others reach it", "[pure]") {
   ddp::launch::LaunchOptions options;
   options.elastic.emplace();
   options.elastic->max_ranks = options.elastic->min_ranks = 2;
