@@ -1,8 +1,7 @@
-// Pipelines whose first and last stage share a parameter; norms and scales over all stages.
+// Pipelines whose first and last stage share a parameter; norms over all stages.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -144,49 +143,6 @@ TEST_CASE("clipping a stage without the other stages is refused", "[errors]") {
     return error();
   });
   CHECK(errors == std::vector<std::string>(2));
-}
-
-TEST_CASE("a GradScaler scales losses of a pipeline, and all stages skip a step together") {
-  const int bad_stage = GENERATE(-1, 0, 1);
-  CAPTURE(bad_stage);
-  struct Seen {
-    bool stepped;
-    double difference, scale;
-  };
-  const auto seen = run_ranks<Seen>(2, [&](const Rank& self) {
-    ddp::GradScaler scaler(
-        ddp::GradScalerOptions().init_scale(1024).found_inf_groups({self.group}));
-    Layer layer(self.rank);
-    WholeNet whole(2);
-    ddp::PipelineStage pipeline(
-        layer, self.rank, 2, pipeline_loss,
-        ddp::PipelineOptions().process_group(self.group).scale_loss([&](const at::Tensor& loss) {
-          return scaler.scale(loss);
-        }));
-    auto optimizer = pipeline_optimizer(pipeline.parameters());
-    auto whole_optimizer = pipeline_optimizer(whole.parameters());
-    const auto batch = pipeline_batch(8, 0);
-    if (self.rank == 0) pipeline.step({batch.input}, {});
-    if (self.rank == 1) pipeline.step({}, batch.target);
-    if (self.rank == bad_stage) {
-      layer->fc->bias.mutable_grad()[0] = std::numeric_limits<double>::infinity();
-    }
-    if (bad_stage < 0) {
-      pipeline_loss(whole.forward(batch.input), batch.target).backward();
-      whole_optimizer.step();
-    }
-    const bool stepped = scaler.step(optimizer);
-    scaler.update();
-    const auto& expected = whole.layers[static_cast<size_t>(self.rank)];
-    return Seen{
-        stepped, largest_difference(expected->parameters(), layer->parameters()),
-        scaler.get_scale()};
-  });
-  for (const auto& [stepped, difference, scale] : seen) {
-    CHECK(stepped == (bad_stage < 0));
-    CHECK(difference < 1e-9);
-    CHECK(scale == (bad_stage < 0 ? 1024 : 512));
-  }
 }
 
 }  // namespace
