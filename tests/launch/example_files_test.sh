@@ -54,7 +54,7 @@ ln -s "$ddprun" "$work/ddprun"
 chmod +x "$work/srun" "$work/scontrol"
 export PATH=$work:$PATH JOB=$((RANDOM * 32768 + RANDOM)) SLURM_CPUS_PER_TASK=1
 
-output=$(TASKS=4 bash "$folder/slurm.sbatch" "$probe" 2>&1) || fail "slurm.sbatch: $output"
+output=$(TASKS=4 bash "$folder/slurm.sbatch" "$probe" shm 2>&1) || fail "slurm.sbatch: $output"
 expect_ranks slurm.sbatch 4 "$output"
 output=$(TASKS=2 SLURM_JOB_ID=$((JOB + 1)) SLURM_JOB_NODELIST=localhost \
   bash "$folder/slurm_ddprun.sbatch" "$probe" 2>&1) || fail "slurm_ddprun.sbatch: $output"
