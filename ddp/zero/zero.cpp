@@ -74,7 +74,8 @@ class ZeroRedundancyOptimizerBase::Impl {
         generation_(state().generation()) {
     check_parameters(owner.param_groups(), state());
     if (options_.stage() == 2) shards_ = state().shard_gradients();
-    cut_over(options_.process_group() ? options_.process_group() : state().group());
+    optimizer_ = cut_over(
+        options_.process_group() ? options_.process_group() : state().group(), shards_.get());
     state().count_sharded_optimizer(true);
   }
   ~Impl() { state().count_sharded_optimizer(false); }
@@ -88,12 +89,14 @@ class ZeroRedundancyOptimizerBase::Impl {
         (options_.stage() == 1 && options_.process_group()) || group == state().group(),
         "ZeroRedundancyOptimizer: expected the model's group in rebind(), got another one on ",
         state().monitor().rank_text(), ". Call the model's rebind() before.");
-    // The model's new reducer has no parts of gradients yet; those of the old one are dropped.
-    const bool follows_model = generation_ != state().generation();
-    if (shards_ && follows_model) shards_ = state().shard_gradients();
-    release_gradients();
+    auto shards = shards_ ? shards_of_model() : nullptr;
+    auto optimizer = cut_over(group, shards.get());
+    // Nothing throws from here on.
     if (options_.process_group()) options_.process_group(group);
-    cut_over(group);
+    optimizer_ = std::move(optimizer);
+    shards_ = std::move(shards);
+    next_shards_.reset();
+    release_gradients();
     generation_ = state().generation();
   }
 
@@ -226,17 +229,32 @@ class ZeroRedundancyOptimizerBase::Impl {
     size_t slot;
   };
 
-  void cut_over(ProcessGroup group) {
+  /// Those of the model's reducer, a new one after the model's rebind(). It is asked once: where
+  /// rebind() then fails, the next call takes the same.
+  std::shared_ptr<GradientShards> shards_of_model() {
+    if (generation_ == state().generation()) return shards_;
+    if (next_generation_ != state().generation()) {
+      next_shards_ = state().shard_gradients();
+      next_generation_ = state().generation();
+    }
+    return next_shards_;
+  }
+
+  std::unique_ptr<ShardedOptimizer> cut_over(ProcessGroup group, GradientShards* shards) const {
     // With stage 2 one chunk per bucket, in the order in which the averages are ready.
     const auto& reducer = state().reducer();
     const auto& groups = owner_.param_groups();
     const bool waits_on_stream = capabilities_of(*group, state().device()).waits_on_stream;
-    auto parameters = shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
-                              : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
-    optimizer_ = std::make_unique<ShardedOptimizer>(
+    auto parameters = shards != nullptr
+                          ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
+                          : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
+    auto optimizer = std::make_unique<ShardedOptimizer>(
         std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
-    auto& chunks = optimizer_->chunks();
-    for (size_t c = 0; shards_ && c < chunks.size(); ++c) chunks[c].shard = &(*shards_)[c];
+    auto& chunks = optimizer->chunks();
+    for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) {
+      chunks[c].shard = &(*shards)[c];
+    }
+    return optimizer;
   }
 
   void check() const {
@@ -325,7 +343,9 @@ class ZeroRedundancyOptimizerBase::Impl {
   const detail::ZeroKind kind_;
   const size_t group_count_;
   int64_t generation_;
-  std::shared_ptr<GradientShards> shards_;  // with stage 2
+  std::shared_ptr<GradientShards> shards_;       // with stage 2
+  std::shared_ptr<GradientShards> next_shards_;  // after a rebind() that failed
+  int64_t next_generation_ = -1;                 // of the model, to whose reducer they belong
   std::unique_ptr<ShardedOptimizer> optimizer_;
   // The members below are used with overlap.
   std::unordered_map<const void*, ChunkSlot> slots_;

@@ -68,7 +68,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   /// load one with load(), a Checkpointer or `ddp::Elastic`, which moves it.
   ///
   /// \throws c10::Error  the model is in its old group; with stage 2, it has had a backward pass in
-  ///         the new one.
+  ///         the new one. Where this throws, the optimizer is as before, and rebind() may be called
+  ///         again.
   ///
   /// Collective: no.
   void rebind(const GroupArg& group = {});

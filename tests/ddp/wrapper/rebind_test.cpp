@@ -9,6 +9,7 @@
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/replicas.h>
 #include <ddp/sampler.h>
 #include <ddp/zero.h>
 #include <torch/torch.h>
@@ -22,8 +23,29 @@
 #include "support/catch.h"
 
 namespace ddp {
+namespace rebind_test {
+
+/// Cannot be made while `breaks`.
+class BreakingSGD : public torch::optim::SGD {
+ public:
+  inline static thread_local bool breaks = false;
+
+  BreakingSGD(
+      const std::vector<torch::optim::OptimizerParamGroup>& groups,
+      const torch::optim::SGDOptions& defaults)
+      : SGD(groups, defaults) {
+    TORCH_CHECK(!breaks, "the optimizer broke");
+  }
+};
+
+}  // namespace rebind_test
+
+template <>
+struct detail::ZeroTypes<rebind_test::BreakingSGD> : detail::ZeroTypes<torch::optim::SGD> {};
+
 namespace {
 
+using rebind_test::BreakingSGD;
 using testing::in;
 using testing::Rank;
 using testing::regroup;
@@ -377,6 +399,59 @@ TEST_CASE("a sharded optimizer follows its model, and drops its state", "[ranks]
         errors[0], ContainsText("expected the model's group in rebind(), got another one on rank"));
     CHECK_THAT(errors[1], ContainsText("got one after refresh() or rebind() on rank"));
     CHECK(errors[2] == "");
+  }
+}
+
+TEST_CASE(
+    "a sharded optimizer whose rebind fails is as before, and rebinds again",
+    "[ranks][ddp][rebind][errors]") {
+  const int stage = GENERATE(1, 2);
+  CAPTURE(stage);
+  const auto results = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    Crossed net;
+    DistributedDataParallel model(net, in(self));
+    ZeroRedundancyOptimizer<BreakingSGD> optimizer(
+        model, torch::optim::SGDOptions(0.1).momentum(0.9), ZeroOptions().stage(stage));
+    const auto backward = [&] { model->forward(torch::ones({2, 5})).sum().backward(); };
+    const auto step = [&] {
+      backward();
+      optimizer.step();
+    };
+    step();
+    backward();
+    const auto values = torch::nn::utils::parameters_to_vector(net->parameters()).clone();
+    const auto group = regroup(self, "again", self.rank, self.size);
+    model->rebind(group);
+    const auto parts = optimizer.gradients();
+    BreakingSGD::breaks = true;
+    std::vector<std::string> errors{error_of([&] { optimizer.rebind(group); })};
+    BreakingSGD::breaks = false;
+    const auto parts_now = optimizer.gradients();
+    bool is_as_before = optimizer.process_group() == self.group &&
+                        optimizer.local_state_bytes() > 0 && parts.size() == parts_now.size();
+    for (size_t i = 0; is_as_before && i < parts.size(); ++i) {
+      is_as_before = torch::equal(parts[i], parts_now[i]);
+    }
+    is_as_before = is_as_before &&
+                   torch::equal(values, torch::nn::utils::parameters_to_vector(net->parameters()));
+    errors.push_back(error_of([&] { optimizer.step(); }));
+    errors.push_back(error_of([&] {
+      optimizer.rebind(group);
+      step();
+    }));
+    const auto now = torch::nn::utils::parameters_to_vector(net->parameters());
+    const bool follows = optimizer.process_group() == group && !torch::equal(now, values) &&
+                         replicas_equal(*net, group);
+    errors.emplace_back(is_as_before ? "" : "changed");
+    errors.emplace_back(follows ? "" : "does not follow");
+    return errors;
+  });
+  for (const auto& errors : results) {
+    CHECK_THAT(errors[0], ContainsText("the optimizer broke"));
+    CHECK_THAT(errors[1], ContainsText("got one after refresh() or rebind() on rank"));
+    CHECK(errors[2] == "");
+    CHECK(errors[3] == "");
+    CHECK(errors[4] == "");
   }
 }
 
