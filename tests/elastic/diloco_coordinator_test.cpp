@@ -56,6 +56,16 @@ Ended train_to_last(
   return result;
 }
 
+/// Of one fragment of 3 elements.
+ElasticLeaders::Settings settings_of_leaders(const TestCoordinator& coordinator) {
+  ElasticLeaders::Settings settings;
+  settings.coordinator = coordinator.address();
+  settings.group = ProcessGroupOptions().backend("gloo");
+  settings.text = "same";
+  settings.fragment_sizes = {3};
+  return settings;
+}
+
 void check_alike(const std::vector<Ended>& results) {
   for (const auto& result : results) {
     CHECK(at::equal(result.outer, results[0].outer));
@@ -125,8 +135,7 @@ TEST_CASE("a region may join for longer than the group's timeout", "[ranks][elas
 TEST_CASE("an offer of another round is given to no region", "[ranks][elastic][diloco]") {
   const TestCoordinator coordinator(2, 1);
   const auto rounds = run_ranks<int64_t>(2, [&](const Rank& self) {
-    const ElasticLeaders::Settings settings = {
-        coordinator.address(), ProcessGroupOptions().backend("gloo"), Wire::Float32, "same", {3}};
+    const auto settings = settings_of_leaders(coordinator);
     auto leaders = std::make_unique<ElasticLeaders>(settings, at::zeros({3}));
     leaders->met().get();
     if (self.rank == 1) {
@@ -150,23 +159,55 @@ TEST_CASE("an offer of another round is given to no region", "[ranks][elastic][d
   CHECK(rounds == std::vector<int64_t>{0, 2});
 }
 
+// Its thread ends because it has left: the limit after which it would leave without a word is far.
 TEST_CASE("a region that waits for others leaves at once", "[ranks][elastic][diloco]") {
   TestCoordinator coordinator(2, 2);
   const bool is_killed = GENERATE(false, true);
-  std::atomic<int> regions{0};
-  run_ranks<int>(2, [&](const Rank& self) {
-    const auto options = DiLoCoOptions().sync_every(4).overlap(2);
-    const auto parameters = begin_parameters(0);
-    DiLoCo diloco(parameters, place(self, 1, coordinator, options).options);
-    train_until(diloco, parameters, self.rank, 4);
-    ++regions;
-    if (self.rank == 0) return 0;
-    wait_until([&] { return regions == 2; }, "both begin an exchange");
+  CAPTURE(is_killed);
+  std::atomic<bool> is_called{false}, has_left{false};
+  const auto why = run_ranks<std::string>(2, [&](const Rank& self) {
+    auto settings = settings_of_leaders(coordinator);
+    settings.leaves_within = std::chrono::seconds(20);
+    auto leaders = std::make_unique<ElasticLeaders>(settings, at::zeros({3}));
+    leaders->met().get();
+    if (self.rank == 0) {
+      wait_until([&] { return is_called.load(); }, "the other region calls for an exchange");
+      leaders.reset();
+      has_left = true;
+      return std::string();
+    }
+    const auto mean = leaders->exchange({0, 4, 0, at::ones({3})});
+    is_called = true;
+    wait_until([&] { return has_left.load(); }, "the other region leaves");
     if (is_killed) coordinator.kill();
-    // The other one has left, and the leader waits for a second region.
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    return 0;
+    leaders.reset();
+    return error_of([&] { mean.get(); });
   });
+  CHECK_THAT(
+      why[1],
+      ContainsText(
+          is_killed ? "the coordinator cannot be reached" : "DiLoCo: this region has left"));
+}
+
+// Those that still train may need it: a coordinator that comes back waits for a majority.
+TEST_CASE(
+    "a region that has finished waits for a lost coordinator as the others do",
+    "[ranks][elastic][diloco]") {
+  TestCoordinator coordinator(2, 1);
+  std::atomic<bool> has_finished{false};
+  const auto waits = run_ranks<int>(2, [&](const Rank& self) {
+    ElasticLeaders leaders(settings_of_leaders(coordinator), at::zeros({3}));
+    leaders.met().get();
+    if (self.rank == 1) {
+      wait_until([&] { return has_finished.load(); }, "the other region finishes");
+      coordinator.kill();
+      return 1;
+    }
+    const auto finished = leaders.finish();
+    has_finished = true;
+    return finished.wait_for(std::chrono::seconds(8)) == std::future_status::timeout ? 1 : 0;
+  });
+  CHECK(waits == std::vector<int>{1, 1});
 }
 
 TEST_CASE("regions finish without a coordinator", "[ranks][elastic][diloco]") {

@@ -164,7 +164,7 @@ class DDP_API DiLoCo final : public ModelAverager {
   /// for the end of the other regions' training.
   ///
   /// \throws  Fenced; QuorumLost where a region is lost meanwhile and the coordinator cannot be
-  ///         reached for 5 seconds.
+  ///         reached for as long as its --wait says.
   ///
   /// Collective: yes. Blocks: host.
   void finish();

@@ -24,12 +24,10 @@ namespace {
 
 // From one tick to the next where no region calls for an exchange.
 constexpr std::chrono::milliseconds kTick(200);
-// For the others to let this region go.
-constexpr std::chrono::seconds kLeavesWithin(5);
 // For a coordinator that cannot be reached, and may be started again: by a region that leaves, or
-// is done with all others, and by one that has finished and lost others.
+// is done with all others. One that has finished before others waits as they do: a coordinator that
+// was started again goes on once the majority is back.
 constexpr std::chrono::seconds kLeavesWithoutCoordinator(1);
-constexpr std::chrono::seconds kFinishesWithoutCoordinator(5);
 // Of a state, between two ticks: larger ones where the link takes them in less than a tick.
 constexpr int64_t kFirstPiece = int64_t{4} << 20;
 constexpr int64_t kLargestPiece = int64_t{64} << 20;
@@ -84,7 +82,8 @@ ElasticLeaders::~ElasticLeaders() {
     generations_.leave();  // the thread may wait for other regions
   });
   lock.lock();
-  const bool has_ended = changed_.wait_for(lock, kLeavesWithin, [this] { return has_ended_; });
+  const bool has_ended =
+      changed_.wait_for(lock, settings_.leaves_within, [this] { return has_ended_; });
   lock.unlock();
   if (!has_ended) problem_of([&] { generations_.abandon(); });
   thread_.join();
@@ -118,7 +117,6 @@ std::vector<int64_t> ElasticLeaders::regions() const {
 }
 
 std::shared_future<void> ElasticLeaders::finish() {
-  generations_.hurry(kFinishesWithoutCoordinator);  // before the thread's own, shorter one
   {
     const std::lock_guard lock(mutex_);
     is_finished_ = true;

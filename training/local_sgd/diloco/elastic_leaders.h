@@ -56,8 +56,9 @@ class ElasticLeaders final : public Leaders {
     std::string coordinator;
     ProcessGroupOptions group;
     Wire wire = Wire::Float32;
-    std::string text;                     // the same in all regions
-    std::vector<int64_t> fragment_sizes;  // elements
+    std::string text;                               // the same in all regions
+    std::vector<int64_t> fragment_sizes;            // elements
+    std::chrono::milliseconds leaves_within{5000};  // for the others to let this region go
   };
 
   /// Begins to meet the other regions. Where all begin, `outer` becomes that of the first.
