@@ -87,7 +87,7 @@ endfunction()
 # What a test says of itself where it says nothing; see ddp_add_test.
 macro(ddp_default_test_arguments)
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
+    set(arg_TIMEOUT 300)
   endif()
   if(NOT arg_COST)
     set(arg_COST 1)

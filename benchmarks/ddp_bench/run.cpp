@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <ddp/collectives.h>
+#include <ddp/main_first.h>
 
 #include "benchmarks/ddp_bench/engines/modes.h"
 #include "contest.h"
@@ -124,10 +125,13 @@ void run(const Options& options, const ddp::ProcessGroup& group, std::ostream& o
   at::set_num_threads(options.threads);
   const bool speaks = group->getRank() == 0;
   std::ofstream timeline;
-  if (speaks && !options.timeline.empty()) {
-    timeline.open(options.timeline);
-    TORCH_CHECK_VALUE(
-        timeline, "--timeline ", options.timeline, ": expected a file that can be written.");
+  if (!options.timeline.empty()) {
+    const auto open = [&] {
+      if (speaks) timeline.open(options.timeline);
+      TORCH_CHECK_VALUE(
+          timeline, "--timeline ", options.timeline, ": expected a file that can be written.");
+    };
+    ddp::main_first(open, group);  // an error is one on all ranks
   }
 
   const Benchmark benchmark(options, group);

@@ -94,7 +94,7 @@ void GroupMonitor::wait_until(
   }
   LateWait late(*this, where, peers, work);
   do {
-    late.check_group();
+    if (late.check_group(wait)) return;
   } while (!wait(kWaitSlice));
 }
 

@@ -194,6 +194,7 @@ void ElasticHost::follow(const std::string& line) {
   words >> word;
   int first = 0, second = 0, third = 0;
   if (word == "say") {
+    output_.copy();  // what the ranks have written comes before what the coordinator says of them
     output_.say(line.substr(word.size() + 1));
   } else if (word == "start" && words >> first >> second && state_ == State::Running) {
     for (int local = 0; local < options_.local_ranks; ++local) start(local, first, second);

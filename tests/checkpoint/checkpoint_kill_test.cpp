@@ -74,7 +74,7 @@ TEST_CASE(
   const unsigned seed = std::random_device()();
   CAPTURE(seed);
   std::mt19937 random(seed);
-  const int steps = 12 * kills + 20;
+  const int steps = 12 * kills + 60;  // the kill comes before the last one
 
   const TemporaryFolder whole, killed;
   const auto expected = ddp::testing::run(command(whole.path(), steps));

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/internal/c10d_names.h>
@@ -35,6 +35,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "support/hosts.h"
+#include "worlds/stopped.h"
 
 namespace comm_failing_world {
 
@@ -54,7 +55,7 @@ BackendPtr on_this_host(const std::string& file, std::chrono::milliseconds timeo
 
 BackendPtr on_hosts(const std::string& file, const std::string& hosts) {
   const auto store = c10::make_intrusive<c10d::FileStore>(file, number_of("WORLD_SIZE"));
-  const auto shared = ddp::testing::share_on_hosts(store, number_of("RANK"), hosts, 2s, 20s);
+  const auto shared = ddp::testing::share_on_hosts(store, number_of("RANK"), hosts, 3s, 20s);
   TORCH_CHECK(shared.backend, shared.why_not);
   return shared.backend;
 }
@@ -64,11 +65,20 @@ c10::intrusive_ptr<c10d::Work> start_sum(const BackendPtr& backend) {
   return backend->allreduce(tensors, {});
 }
 
-c10::intrusive_ptr<c10d::Work> start_exchange(const BackendPtr& backend) {
-  auto from = at::ones({number_of("WORLD_SIZE") * 16, 1 << 20});  // 64 MiB for each rank
-  auto to = at::ones_like(from);
+// 64 MiB from each rank to each rank.
+c10::intrusive_ptr<c10d::Work> start_exchange(const BackendPtr& backend, at::Tensor& to) {
+  auto from = at::ones({number_of("WORLD_SIZE") * 16, 1 << 20});
   std::vector<int64_t> equal;
   return backend->DDP_ALL_TO_ALL_SINGLE(to, from, equal, equal);
+}
+
+// Each rank's process.
+std::vector<pid_t> processes(const BackendPtr& backend) {
+  auto pids = at::zeros({number_of("WORLD_SIZE")}, at::kDouble);
+  pids[number_of("RANK")] = static_cast<double>(getpid());
+  std::vector<at::Tensor> tensors{pids};
+  backend->allreduce(tensors, {})->wait();
+  return {pids.data_ptr<double>(), pids.data_ptr<double>() + pids.numel()};
 }
 
 int print_failure_of(c10::function_ref<c10::intrusive_ptr<c10d::Work>()> begin) {
@@ -99,7 +109,7 @@ int main(int argc, char** argv) try {
   const std::string what = argv[1];
   const int rank = number_of("RANK");
   const bool is_victim = rank == std::atoi(argv[2]);
-  const auto timeout = what == "pause" ? 2s : 20s;
+  const auto timeout = what == "pause" ? 8s : 20s;
   const std::string hosts = argc == 4 ? "" : argv[4];
   const auto backend = hosts.empty() ? on_this_host(argv[3], timeout) : on_hosts(argv[3], hosts);
   start_sum(backend)->wait();
@@ -108,9 +118,11 @@ int main(int argc, char** argv) try {
     std::this_thread::sleep_for(60s);
   }
   if (what == "exchange") {
-    const auto exchange = start_exchange(backend);
+    auto to = at::zeros({number_of("WORLD_SIZE") * 16, 1 << 20});
+    const auto exchange = start_exchange(backend, to);
     if (is_victim) {
-      std::this_thread::sleep_for(10ms);
+      const volatile float& first = *to.data_ptr<float>();
+      while (first == 0) std::this_thread::yield();
       std::raise(SIGKILL);
     }
     return print_failure_of([&] { return exchange; });
@@ -123,11 +135,13 @@ int main(int argc, char** argv) try {
   }
   if (what == "stop" && rank == number_of("WORLD_SIZE") - 1) std::this_thread::sleep_for(60s);
   if (what == "pause") {
+    const auto pids = processes(backend);
     if (is_victim) {
       const auto sum = start_sum(backend);
       std::raise(SIGSTOP);
     }
-    std::this_thread::sleep_for(500ms);  // until it has stopped
+    const auto victim = pids[static_cast<size_t>(std::atoi(argv[2]))];
+    while (!ddp::testing::is_stopped(victim)) std::this_thread::sleep_for(1ms);
   }
   return print_failure_of([&] { return start_sum(backend); });
 } catch (const std::exception& error) {

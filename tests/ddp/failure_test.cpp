@@ -96,7 +96,7 @@ TEST_CASE(
   CHECK_THAT(seen[1].first.error, ContainsText("boom"));
   for (const int rank : {0, 2}) {
     CHECK(seen[rank].first.error == text);
-    CHECK(seen[rank].first.seconds < 5);
+    CHECK(seen[rank].first.seconds < 20);
   }
   for (const auto& rank : seen) CHECK(rank.next == text);
 }
@@ -260,7 +260,8 @@ TEST_CASE("ranks may differ in evaluations with gradients enabled", "[ranks][fai
 TEST_CASE(
     "a timeout names the bucket and the ranks that had arrived", "[ranks][errors][failure][many]") {
   testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(2);
+  // Ranks report where they wait after two seconds, and some begin later.
+  options.collective_timeout = std::chrono::seconds(6);
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   const auto errors = errors_of_ranks(

@@ -592,7 +592,7 @@ TEST_CASE("a slow step is not read in its middle", "[ranks][mixed_precision]") {
     model->forward(torch::ones({1000})).to(torch::kFloat).sum().backward();
     // As LibTorch's SGD writes, past the version counters.
     net->a.data().add_(1);
-    sleep(300);
+    sleep(200);
     net->b.data().add_(1);
     reader.join();
     return fault;

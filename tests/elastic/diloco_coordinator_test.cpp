@@ -109,14 +109,14 @@ TEST_CASE("a region may join for longer than the group's timeout", "[ranks][elas
   FaultyLink::Faults faults;
   faults.before_send = [](const at::Tensor& sent) {
     const bool is_state = sent.numel() >= 1 << 20;
-    if (is_state) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    if (is_state) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   };
   use_faulty_links(faults);
   const TestCoordinator coordinator(2, 1);
   std::atomic<int64_t> last{0};
   const auto results = run_ranks<Ended>(2, [&](const Rank& self) {
     const auto own = over_faulty_links(
-        self, coordinator, DiLoCoOptions().sync_every(4), std::chrono::seconds(2));
+        self, coordinator, DiLoCoOptions().sync_every(4), std::chrono::seconds(4));
     const auto parameters = begin_parameters(0);
     std::string part(self.rank == 0 ? 9 << 20 : 0, 'x');  // three pieces
     auto diloco = std::make_unique<DiLoCo>(parameters, own);

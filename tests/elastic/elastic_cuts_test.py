@@ -61,7 +61,7 @@ class Host:
         command = ["ip", "netns", "exec", SPACES[side], DDPRUN, "-n", "2", "--nnodes", "2",
                    "--node-rank", str(side), "--rdzv-endpoint", f"{ADDRESSES[0]}:29611", "--elastic",
                    "--min-ranks", "2", "--max-restarts", "50", "--lost-after", str(lost_after), "--wait", "60",
-                   "--", WORLD, str(steps), "20", folder, "gloo"]
+                   "--", WORLD, str(steps), "20", folder, "gloo,slow"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": f"link{side}"}
         self.log = f"{folder}/host{side}.log"
         with open(self.log, "wb") as log:
@@ -109,7 +109,7 @@ def expect(holds, what, hosts):
 
 def run(steps, lost_after, cut):
     """Cuts the link for some seconds, in the midst of a training."""
-    with tempfile.TemporaryDirectory(prefix="ddp-cuts-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ddp-test-cuts-") as folder:
         hosts = [Host(side, folder, steps, lost_after) for side in (0, 1)]
         try:
             hosts[0].wait_for("reached step 20", 2)

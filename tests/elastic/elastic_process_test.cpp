@@ -36,9 +36,13 @@ ProcessOptions in_one_stream() {
   return options;
 }
 
-Words trains(Words options, const std::string& folder, const std::string& kind = "shm") {
+/// \param pause  milliseconds between steps.
+Words trains(
+    Words options, const std::string& folder, const std::string& kind = "shm", int pause = 4) {
   options.insert(options.begin(), {"--elastic", "--max-restarts", "50"});
-  options.insert(options.end(), {"--", ELASTIC_WORLD, std::to_string(kSteps), "4", folder, kind});
+  options.insert(
+      options.end(),
+      {"--", ELASTIC_WORLD, std::to_string(kSteps), std::to_string(pause), folder, kind});
   return ddprun(options);
 }
 
@@ -118,7 +122,7 @@ TEST_CASE("killed ranks are replaced: the bits of a run without failures", "[pro
   CAPTURE(backend);
   const auto quiet = quiet_hash(4, backend);
   const TemporaryFolder folder;
-  Process job(trains({"-n", "4"}, folder.path(), backend), in_one_stream());
+  Process job(trains({"-n", "4"}, folder.path(), backend, 20), in_one_stream());
   wait_for_generation(job, 1);
   wait_for_step_20(job, 4);
   const int survivor = pid_of(job.out(), 2);
@@ -181,7 +185,7 @@ TEST_CASE("a host joins, and leaves at SIGTERM; no step is lost", "[process]") {
     return trains(
         {"-n", "2", "--nnodes", "2", "--node-rank", std::to_string(node), "--rdzv-endpoint",
          "127.0.0.1:" + std::to_string(endpoint.port()), "--min-ranks", "2", "--wait", "2"},
-        folder.path(), "slow");
+        folder.path(), "gathers", 20);
   };
   Process first(host(0), in_one_stream());
   first.read_until("generation 1, rank 1 of 2");
@@ -210,13 +214,13 @@ TEST_CASE("a rank that wakes is fenced; a coordinator that is killed goes on", "
   const int port = endpoint->port();
   const auto coordinate = ddprun(
       {"--coordinate", std::to_string(port), "--max-ranks", "3", "--min-ranks", "2", "--token", "t",
-       "--state", folder.file("state"), "--lost-after", "2"});
+       "--state", folder.file("state"), "--lost-after", "5"});
   ProcessOptions by_hand = in_one_stream();
   by_hand.environment.push_back("DDP_COORDINATOR=127.0.0.1:" + std::to_string(port) + "/t");
   by_hand.environment.emplace_back("DDP_SLOT");
   const auto member = [&] {
     return std::make_unique<Process>(
-        Words{ELASTIC_WORLD, std::to_string(kSteps), "30", folder.path(), "shm"}, by_hand);
+        Words{ELASTIC_WORLD, std::to_string(kSteps), "60", folder.path(), "shm"}, by_hand);
   };
   auto first = std::make_unique<Process>(coordinate, in_one_stream());
   first->read_until("DDP_COORDINATOR=");

@@ -146,6 +146,7 @@ int train(const Training& training) {
   std::ofstream log(log_name);
   double longest = 0;
   auto last = std::chrono::steady_clock::now();
+  bool was_whole = false;
   run.loop([&] {
     if (run.steps() >= training.steps) return false;
     if (training.has("evaluates") && run.steps() >= evaluated + 40) {
@@ -162,8 +163,11 @@ int train(const Training& training) {
       sampler.reset();
       indices = sampler.next_of(kGlobalBatch);
     }
-    const bool waits = training.has("slow") && run.generation().size < world_size;
-    std::this_thread::sleep_for(waits ? std::chrono::milliseconds(50) : training.pause);
+    const bool is_whole = run.generation().size == world_size;
+    was_whole = was_whole || is_whole;
+    const bool waits =
+        (training.has("slow") && !is_whole) || (training.has("gathers") && !was_whole);
+    std::this_thread::sleep_for(waits ? std::chrono::milliseconds(250) : training.pause);
     const auto x = inputs_of(*indices);
     optimizer->zero_grad();
     const auto loss = x.size(0) > 0 ? (model->forward(x) - x.narrow(1, 0, 4)).square().mean()

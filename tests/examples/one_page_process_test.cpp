@@ -132,7 +132,7 @@ TEST_CASE("ranks of a launcher are a parameter server and its workers", "[exampl
 
 TEST_CASE("a worker that is killed does not stop the others", "[examples][process]") {
   ddp::testing::Process server(
-      {program("parameter_server"), "--workers", "3", "--steps", "400"}, kPagePatience);
+      {program("parameter_server"), "--workers", "3", "--steps", "2000"}, kPagePatience);
   server.read_until("worker 1 has come\n");
   const auto pids = numbers_after(server.out(), " is process ");
   REQUIRE(pids.size() == 3);

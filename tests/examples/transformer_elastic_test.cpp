@@ -91,20 +91,21 @@ TEST_CASE("a transformer whose ranks are killed ends in the same bits", "[exampl
   const std::string zero = GENERATE("0", "1", "2");
   CAPTURE(zero);
   const TemporaryFolder folder;
+  const std::string steps = "300";  // each kill comes before the last one
   const auto quiet = ddp::testing::run_job(
-      2,
-      small_transformer(folder, {"--elastic", "--zero", zero, "--save", folder.file("quiet.pt")}));
+      2, small_transformer(
+             folder, {"--elastic", "--zero", zero, "--save", folder.file("quiet.pt")}, steps));
   INFO(quiet.output);
   REQUIRE(quiet.code == 0);
 
-  Lines command =
-      small_transformer(folder, {"--elastic", "--zero", zero, "--save", folder.file("killed.pt")});
+  Lines command = small_transformer(
+      folder, {"--elastic", "--zero", zero, "--save", folder.file("killed.pt")}, steps);
   command.insert(command.begin(), {"-n", "2", "--elastic", "--"});
   ddp::testing::ProcessOptions options;
   options.join_streams = true;
   options.environment = {"OMP_NUM_THREADS=1"};
   Process job(ddp::testing::ddprun(command), options);
-  job.read_until("step 10/60");
+  job.read_until("step 10/" + steps);
   ::kill(rank_of(job, 1), SIGKILL);
   job.read_until("generation 2: 2 ranks from step ");
   ::kill(rank_of(job, 0), SIGKILL);  // which prints
@@ -202,12 +203,12 @@ TEST_CASE("regions of a transformer are killed and join", "[examples][process]")
         folder,
         {"--diloco", "10", "--coordinator", address, "--seed", name, "--save",
          folder.file(name + ".pt")},
-        "300");
+        "600");
     command.insert(command.begin(), ranks.begin(), ranks.end());
     return ddp::testing::ddprun(command);
   };
   Process first(region("1", {"-n", "1"}), options), second(region("2", {"-n", "2"}), options);
-  second.read_until("step 100/300");
+  second.read_until("step 100/600");
   second.send(SIGKILL);  // the minimum lets the first one wait, however long another takes to start
   Process third(region("3", {"-n", "2"}), options);
   third.read_until("joined other regions after step ");
@@ -215,7 +216,7 @@ TEST_CASE("regions of a transformer are killed and join", "[examples][process]")
   INFO(first_ended.out << third_ended.out);
   CHECK(first_ended.code == 0);
   CHECK(third_ended.code == 0);
-  CHECK_THAT(first_ended.out, ContainsText("regions: 2, which have exchanged 30 times"));
+  CHECK_THAT(first_ended.out, ContainsText("regions: 2, which have exchanged 60 times"));
   CHECK(ddp::testing::run({"cmp", folder.file("1.pt"), folder.file("3.pt")}).code == 0);
   const Ended coordinator_ended = coordinator.wait();
   INFO(coordinator_ended.out);

@@ -89,7 +89,7 @@ TEST_CASE("a killed rank of a mesh ends all others and is named", "[examples][pr
   const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start);
   const auto output = ended.out + ended.err;
   INFO(output);
-  CHECK(seconds.count() < 5);
+  CHECK(seconds.count() < 30);
   CHECK(ended.code == 128 + SIGKILL);
   CHECK_THAT(
       output, ContainsText("rank " + std::to_string(killed) + " (pid ") &&

@@ -38,7 +38,7 @@ def entries_of(folder):
         names = os.listdir(folder)
     except OSError:
         return set()
-    return {f"{folder}/{n}" for n in names if re.match(r"(ddp-(?!fault-|test-)|torch|gloo|pymp|sem\.)", n)}
+    return {f"{folder}/{n}" for n in names if re.match(r"(ddp-(?!fault-|test-)|torch(?!elastic)|gloo|pymp|sem\.)", n)}
 
 
 def run_case(case, programs, slack):

@@ -26,8 +26,7 @@ def misses_with(twin, launcher, slack=0):
 
 class Judgement(unittest.TestCase):
     def setUp(self):
-        world.PATIENCE = dict.fromkeys(world.PATIENCE, 5)
-        world.KERNEL_PATIENCE = 0.3
+        world.PATIENCE = dict.fromkeys(world.PATIENCE, 15)
 
     def test_nothing_is_missed_where_all_is_right(self):
         for launcher in ("plain", "ddprun"):

@@ -80,7 +80,7 @@ TEST_CASE("a killed rank is replaced, and the others go on where they were", "[p
 
 TEST_CASE("with a smaller minimum the others go on at once", "[process]") {
   // Slot 1 throws at step 5 each time.
-  const Ended job = run(elastic({"-n", "3", "--min-ranks", "2"}, {"150", "10", "1", "5"}));
+  const Ended job = run(elastic({"-n", "3", "--min-ranks", "2"}, {"800", "10", "1", "5"}));
   CHECK(job.code == 0);
   CHECK_THAT(
       job.err, ContainsText(": 2 ranks (0, 2) go on from step ") &&
@@ -117,14 +117,14 @@ TEST_CASE("an error of all ranks ends the job with its text", "[process]") {
 }
 
 TEST_CASE("a stopped rank is killed and replaced", "[process]") {
-  Process job(elastic({"-n", "2", "--lost-after", "2"}, {"100000", "5"}), in_one_stream());
+  Process job(elastic({"-n", "2", "--lost-after", "4"}, {"100000", "5"}), in_one_stream());
   wait_for_generation(job, 1);
   const int stopped = pid_of(job.out(), 1);
   ::kill(stopped, SIGSTOP);
   wait_for_generation(job, 2);
   CHECK(is_gone(stopped));
   job.send(SIGTERM);
-  CHECK_THAT(job.wait().out, ContainsText(") is silent for 2.0 s\n"));
+  CHECK_THAT(job.wait().out, ContainsText(") is silent for 4.0 s\n"));
 }
 
 TEST_CASE("a second signal ends an elastic job at once", "[process]") {
@@ -187,7 +187,7 @@ TEST_CASE("a coordinator that is killed goes on from its state", "[process]") {
   const int port = endpoint->port();
   const auto coordinate = ddprun(
       {"--coordinate", std::to_string(port), "--max-ranks", "3", "--token", "t", "--state", state,
-       "--lost-after", "2"});
+       "--lost-after", "4"});
   ProcessOptions by_hand;
   by_hand.environment = {"DDP_COORDINATOR=127.0.0.1:" + std::to_string(port) + "/t", "DDP_SLOT"};
   const auto member = [&] {

@@ -74,10 +74,13 @@ TEST_CASE("a crash is restarted, a signal to ddprun is not", "[process]") {
 
 TEST_CASE("a signal while the ranks of a failed attempt end stops the restarts", "[process]") {
   // Rank 0 ends at its second signal: the first is ddprun's own, the second the test's.
+  const TemporaryFolder folder;
+  const std::string ready = folder.file("ready");
   Process job(ddprun_sh(
-      {"-n", "2", "--max-restarts", "5"},
-      kSayAttempt + "[ $RANK = 1 ] && { sleep 0.2; exit 5; }; trap 'echo ending; trap \"exit 0\" "
-                    "TERM' TERM; while :; do sleep 0.05; done"));
+      {"-n", "2", "--max-restarts", "5"}, kSayAttempt + "[ $RANK = 1 ] && { until [ -e " + ready +
+                                              " ]; do sleep 0.01; done; exit 5; }; trap 'echo "
+                                              "ending; trap \"exit 0\" TERM' TERM; touch " +
+                                              ready + "; while :; do sleep 0.05; done"));
   job.read_until("ending");
   job.send(SIGTERM);
   const Ended ended = job.wait();

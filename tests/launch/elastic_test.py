@@ -109,7 +109,7 @@ if not os.access(torchrun, os.X_OK):
     skip()
 port = free_port()
 agents = []
-with tempfile.TemporaryDirectory(prefix="ddp-elastic-") as folder:
+with tempfile.TemporaryDirectory(prefix="ddp-test-elastic-") as folder:
     try:
         first, second, third = Agent("first", hosts_rendezvous=True), Agent("second"), Agent("third")
         wait_until("three ranks have saved", lambda: newest_checkpoint() >= 15)

@@ -1,6 +1,7 @@
 // The harness itself: the output of a job, and that a failing test leaves no process running.
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ std::string error_of_waiting_for(Process& job) {
 void check_gone_soon(const std::vector<int>& pids) {
   for (const int pid : pids) {
     CAPTURE(pid);
-    const bool gone = eventually([&] { return is_gone(pid); }, 5s);
+    const bool gone = eventually([&] { return is_gone(pid); }, 30s);
     CHECK(gone);
     if (!gone) ::kill(pid, SIGKILL);
   }
@@ -68,7 +69,11 @@ TEST_CASE("a job that takes too long names the rank that is stuck", "[process][e
 
 TEST_CASE("a program that is not a rank is named with its id", "[process][errors]") {
   Process program({"sleep", "1000"}, impatient());
-  REQUIRE(eventually([&] { return ::kill(program.pid(), 0) == 0; }));
+  const auto name = "/proc/" + std::to_string(program.pid()) + "/comm";
+  REQUIRE(eventually([&] {
+    std::string runs;
+    return static_cast<bool>(std::getline(std::ifstream(name), runs)) && runs == "sleep";
+  }));
   CHECK_THAT(
       error_of_waiting_for(program),
       ContainsText("time it had: sleep (pid " + std::to_string(program.pid()) + ")"));

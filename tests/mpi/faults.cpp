@@ -23,7 +23,7 @@ void print_error(const ProcessGroup& mpi, at::Tensor tensor) {
         "rank %d after %.1f s: %s\n", mpi->getRank(), took.count(), error.what_without_backtrace());
     std::fflush(stdout);
     // MPI's launcher ends the others once this one ends; they print first.
-    std::this_thread::sleep_for(2s);
+    std::this_thread::sleep_for(5s);
     return;
   }
   require(false, "the collective cannot end, and no error says so");

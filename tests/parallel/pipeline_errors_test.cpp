@@ -23,6 +23,9 @@ namespace {
 
 using Errors = std::vector<std::string>;
 
+// Seconds in which all ranks end: less than the timeout, kLongTimeout.
+constexpr double kAtMost = 20;
+
 ddp::PipelineOptions error_options(const Rank& self, int64_t microbatches = 4) {
   return ddp::PipelineOptions().process_group(self.group).microbatches(microbatches);
 }
@@ -179,7 +182,7 @@ TEST_CASE("stages of different width", "[errors]") {
                      "[4, 128, 512] Float for micro-batch 2, got [4, 128, 256] Float on rank 1 of "
                      "2. Stages have to be cut at the same width. Forward threw: mat1"));
   }
-  CHECK(ended.seconds < 5);
+  CHECK(ended.seconds < kAtMost);
 }
 
 TEST_CASE("a first micro-batch that a stage cannot use", "[errors]") {
@@ -206,7 +209,7 @@ TEST_CASE("a stage that throws ends all ranks, with the action", "[errors]") {
     };
   });
   for (const auto& error : ended.errors) CHECK_THAT(error, ContainsText(text));
-  CHECK(ended.seconds < 5);
+  CHECK(ended.seconds < kAtMost);
 }
 
 TEST_CASE("a backward that throws ends all ranks, with the action", "[errors]") {
@@ -225,7 +228,7 @@ TEST_CASE("a backward that throws ends all ranks, with the action", "[errors]") 
     CHECK_THAT(error, ContainsText("B2 of stage 1 failed on rank 1 of 3: boom"));
     CHECK_THAT(error, !ContainsText("had arrived"));
   }
-  CHECK(ended.seconds < 5);
+  CHECK(ended.seconds < kAtMost);
 }
 
 TEST_CASE("a loss, its scale, and the graph of an input that throw end all ranks", "[errors]") {
@@ -261,7 +264,7 @@ TEST_CASE("a loss, its scale, and the graph of an input that throw end all ranks
     CHECK_THAT(error, ContainsText(text));
     CHECK_THAT(error, !ContainsText("had arrived"));
   }
-  CHECK(ended.seconds < 5);
+  CHECK(ended.seconds < kAtMost);
 }
 
 TEST_CASE("a wait names the action, the stage and the rank that it waits for", "[errors]") {
@@ -272,7 +275,7 @@ TEST_CASE("a wait names the action, the stage and the rank that it waits for", "
         if (self.rank == 0) return self.wait_until_others_end();
         pipeline.step({}, pipeline_batch(8, 0).target);
       },
-      RanksOptions{std::chrono::seconds(1), std::chrono::seconds(30)});
+      RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)});
   CHECK_THAT(
       errors[1],
       ContainsText("F0 of stage 1, from stage 0 on rank 0 of 2 failed on rank 1 of 2: "));
@@ -318,7 +321,7 @@ TEST_CASE("a stage that stands still ends the others soon after the timeout", "[
         errors[static_cast<size_t>(rank)],
         ContainsText(", from stage 1 on rank 1 of 3 (pp 1, dp 0, tp 0) failed on rank ") &&
             ContainsText("timed out after 4000 ms"));
-    CHECK(seconds[static_cast<size_t>(rank)] < kTimeout.count() + 1.5);
+    CHECK(seconds[static_cast<size_t>(rank)] < kTimeout.count() + 1.9);  // 2 s without the rule
   }
 }
 

@@ -495,7 +495,7 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
         error, ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
                    ContainsText("boom"));
   }
-  CHECK(*std::max_element(seconds.begin(), seconds.end()) < 5);
+  CHECK(*std::max_element(seconds.begin(), seconds.end()) < 20);
 }
 
 TEST_CASE("a wait of a mesh's pipeline names ranks of the job", "[errors]") {
@@ -509,7 +509,7 @@ TEST_CASE("a wait of a mesh's pipeline names ranks of the job", "[errors]") {
         if (self.rank < 3) return self.wait_until_others_end();
         pipeline.step({}, pipeline_batch(8, 0).target);
       },
-      RanksOptions{std::chrono::seconds(1), std::chrono::seconds(30)});
+      RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)});
   CHECK_THAT(
       errors[3],
       ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on rank 3 of 4 "

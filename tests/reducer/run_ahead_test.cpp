@@ -130,9 +130,9 @@ TEST_CASE("where a pass may skip parameters, it throws its own problems", "[rank
 
 TEST_CASE("a rank that throws stops a rank that is one pass ahead", "[ranks][ahead][errors]") {
   const auto error = error_after_peer_threw([](Trainer& trainer) {
+    // The first step may find it, too, where this rank is late.
     const auto first = trainer.step();
-    TORCH_CHECK(first.empty(), first);
-    return trainer.step();
+    return first.empty() ? trainer.step() : first;
   });
   CHECK_THAT(error, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
 }
@@ -150,7 +150,7 @@ TEST_CASE(
   const auto error = error_after_peer_threw([](Trainer& trainer) {
     NeverOver work;
     const auto first = trainer.step();
-    TORCH_CHECK(first.empty(), first);
+    if (!first.empty()) return first;  // this rank is late
     return error_of<c10::Error>(
         [&] { trainer.reducer.monitor().wait(work, [] { return std::string("something"); }); });
   });

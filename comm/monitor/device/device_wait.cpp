@@ -1,5 +1,7 @@
 #include "monitor/device/device_wait.h"
 
+#include <thread>
+
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
@@ -56,7 +58,10 @@ bool GroupMonitor::look_at_device() noexcept {
     if (!state.oldest) return false;
     if (DeviceWorks::Clock::now() - state.oldest->since < kWaitSlice) return true;
     if (!device_wait_) device_wait_ = std::make_unique<DeviceWait>(*this, *state.oldest);
-    device_wait_->late.check_group();
+    device_wait_->late.check_group([&](milliseconds at_most) {
+      std::this_thread::sleep_for(at_most);
+      return state.oldest->result->completed();  // the next look takes it
+    });
     return true;
   } catch (const std::exception&) {
     // The failure is recorded, and the groups are aborted: the program's next call throws.

@@ -10,8 +10,10 @@ namespace {
 
 using namespace monitor;
 
-// A peer that has exited may have sent data that this rank still receives.
+// A peer that has exited may have sent data that this rank still receives, and so may one that has
+// failed.
 constexpr milliseconds kGoneGrace{1500};
+constexpr milliseconds kFailedGrace{50};
 // Added to the timeout, after which backends end their collectives themselves.
 constexpr milliseconds kTimeoutGrace{5000};
 
@@ -37,7 +39,7 @@ GroupMonitor::LateWait::~LateWait() {
   }
 }
 
-void GroupMonitor::LateWait::check_group() {
+bool GroupMonitor::LateWait::check_group(c10::function_ref<bool(milliseconds)> wait) {
   monitor_.check();
   const auto waited = Clock::now() - begin_;
   const auto compare_in =
@@ -46,6 +48,7 @@ void GroupMonitor::LateWait::check_group() {
   auto comparison = compare_in ? monitor_.make_comparison(*compare_in) : nullptr;
   auto& job = *monitor_.setup_.job;
   if (const auto failure = job.request_failure(kAnswerTimeout, std::move(comparison))) {
+    if (wait(kFailedGrace)) return true;
     monitor_.throw_aborted(*failure);
   }
   if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
@@ -53,9 +56,9 @@ void GroupMonitor::LateWait::check_group() {
         backend_error(ddp::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
         where_);
   }
-  if (waited < next_probe_) return;
+  if (waited < next_probe_) return false;
   next_probe_ *= 2;
-  if (peers_ == Peers::Some) return;
+  if (peers_ == Peers::Some) return false;
   const auto gone = monitor_.describe_gone_ranks(kProbeTimeout);
   if (gone.empty()) {
     gone_.clear();
@@ -67,6 +70,7 @@ void GroupMonitor::LateWait::check_group() {
     gone_ = gone;
     next_probe_ = std::chrono::duration_cast<milliseconds>(waited) + kGoneGrace;
   }
+  return false;
 }
 
 }  // namespace ddp

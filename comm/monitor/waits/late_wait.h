@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <c10/util/FunctionRef.h>
 #include <ddp/internal/group_monitor.h>
 
 #include "monitor/job_monitor.h"
@@ -30,8 +31,11 @@ class GroupMonitor::LateWait {
 
   /// Checks the group, the timeout and the peers, and reports where this rank waits.
   ///
+  /// \param wait  as GroupMonitor::wait_until's: says whether what this rank waits for is over.
+  /// \return whether it is over, where another rank has failed: that rank may have had its part
+  ///         of it before, so that this rank can go on, too.
   /// \throws c10::DistBackendError  if waiting longer is useless.
-  void check_group();
+  bool check_group(c10::function_ref<bool(monitor::milliseconds)> wait);
 
  private:
   GroupMonitor& monitor_;

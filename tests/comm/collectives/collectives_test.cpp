@@ -256,13 +256,13 @@ TEST_CASE(
   const auto errors = errors_of_ranks(3, [](const Rank& self) {
     ddp::monitored_barrier(20s, self.group);
     if (self.rank == 1) return;
-    ddp::monitored_barrier(300ms, self.group);
+    ddp::monitored_barrier(3s, self.group);
   });
   CHECK(errors[1].empty());
   for (const int rank : {0, 2}) {
     CHECK_THAT(
         errors[rank],
-        ContainsText("monitored_barrier: expected all 3 ranks within 300 ms, but rank 1 did not"));
+        ContainsText("monitored_barrier: expected all 3 ranks within 3000 ms, but rank 1 did not"));
   }
 }
 
@@ -270,7 +270,7 @@ TEST_CASE(
     "a collective that a rank leaves out throws within the group's timeout",
     "[comm][ranks][errors]") {
   RanksOptions options;
-  options.collective_timeout = 1s;
+  options.collective_timeout = 3s;
   std::vector<double> seconds(2, 0);
   const auto errors = errors_of_ranks(
       2,
@@ -295,13 +295,13 @@ TEST_CASE(
       options);
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
-  CHECK(seconds[0] >= 0.9);
-  CHECK(seconds[0] < 5);  // the rank looks for the reason for a while
+  CHECK(seconds[0] >= 2.9);
+  CHECK(seconds[0] < 15);  // the rank looks for the reason for a while
 }
 
 TEST_CASE("a recv without a send throws within the group's timeout", "[comm][ranks][errors]") {
   RanksOptions options;
-  options.collective_timeout = 1s;
+  options.collective_timeout = 3s;
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {

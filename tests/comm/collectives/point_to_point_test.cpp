@@ -60,7 +60,7 @@ TEST_CASE("c10d's own send and recv can be polled too", "[comm][ranks]") {
 
 TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm][ranks][errors]") {
   RanksOptions options;
-  options.collective_timeout = 1s;
+  options.collective_timeout = 3s;
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -68,7 +68,7 @@ TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm]
         c10::intrusive_ptr<c10d::Work> work;
         if (self.rank == 0) {
           work = ddp::recv_async(tensor, 1, 0, self.group);
-          TORCH_CHECK(completes(*work, 5s), "still not completed");
+          TORCH_CHECK(completes(*work, 15s), "still not completed");
           TORCH_CHECK(!work->isSuccess() && work->exception());
         }
         ddp::monitored_barrier(10s, self.group);
@@ -95,8 +95,8 @@ TEST_CASE(
       // The work is dropped here, while its thread waits for a message that is never sent.
     }
     const auto start = Clock::now();
-    ddp::monitored_barrier(10s, self.group);
-    TORCH_CHECK(Clock::now() - start < 5s);
+    ddp::monitored_barrier(20s, self.group);
+    TORCH_CHECK(Clock::now() - start < 20s);
     TORCH_CHECK(error.empty(), error);
   });
   CHECK_THAT(errors[0], ContainsText("imed out"));

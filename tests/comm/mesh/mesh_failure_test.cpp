@@ -16,6 +16,9 @@ using ddp::testing::World;
 
 namespace {
 
+// Milliseconds in which the peers learn of an end, their start included: less than the timeout.
+constexpr int kMeshEndsIn = 30000;
+
 struct MeshScene {
   std::string axis;
   int victim;
@@ -85,19 +88,19 @@ TEST_CASE("all axes of a mesh end when a rank throws", "[comm][mesh][process][er
     const std::string coordinate = scene.victim == 3 ? "dp 1, tp 1" : "dp 0, tp 0";
     FailingMesh("throw", scene, 60)
         .check_peers(
-            6000, "an exception in the program of rank " + std::to_string(scene.victim) +
-                      " of 4 \\(" + coordinate + "\\)");
+            kMeshEndsIn, "an exception in the program of rank " + std::to_string(scene.victim) +
+                             " of 4 \\(" + coordinate + "\\)");
   }
 }
 
 TEST_CASE("all axes of a mesh end when a rank is killed", "[comm][mesh][process][errors]") {
   for (const auto& scene : kMeshScenes) {
-    FailingMesh("kill", scene, 60).check_peers(6000, end_of(scene.victim));
+    FailingMesh("kill", scene, 60).check_peers(kMeshEndsIn, end_of(scene.victim));
   }
 }
 
 TEST_CASE("all axes of a mesh end when a rank is stopped", "[comm][mesh][process][errors]") {
   std::deque<FailingMesh> meshes;  // at the same time, because their ranks wait
-  for (const auto& scene : kMeshScenes) meshes.emplace_back("stop", scene, 8);
-  for (auto& mesh : meshes) mesh.check_peers(20000, stop_of(mesh.scene()));
+  for (const auto& scene : kMeshScenes) meshes.emplace_back("stop", scene, 20);
+  for (auto& mesh : meshes) mesh.check_peers(45000, stop_of(mesh.scene()));
 }

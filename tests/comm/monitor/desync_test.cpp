@@ -33,7 +33,7 @@ using Op = c10d::ReduceOp;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Two seconds until a rank compares its calls, plus a margin for a busy machine.
-constexpr double kBoundOfComparison = 8;
+constexpr double kBoundOfComparison = 20;
 
 void sum(const GroupArg& group, int64_t numel = 10, at::ScalarType dtype = at::kFloat) {
   auto tensor = at::ones({numel}, dtype);

@@ -93,6 +93,20 @@ TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm
   CHECK(seen.seconds < 4);  // two seconds of waiting, once
 }
 
+TEST_CASE("a wait that is over when another rank's failure is read does not throw it", "[comm]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  GroupMonitor fails(setup_of(job_of(1, store), 60s));
+  fails.fail("rank 1 is out of memory");
+  GroupMonitor waits(setup_of(job_of(0, store), 60s));
+  const auto where = [] { return std::string("summing"); };
+  // Over is what arrived meanwhile, which shows in the last and shortest look.
+  waits.wait_until([](std::chrono::milliseconds at_most) { return at_most < 100ms; }, where);
+  CHECK_THAT(
+      ddp::testing::error_of(
+          [&] { waits.wait_until([](std::chrono::milliseconds) { return false; }, where); }),
+      ContainsText("rank 1 is out of memory"));
+}
+
 TEST_CASE("a rank that makes no progress is not explained by uneven steps", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {

@@ -38,7 +38,7 @@ using testing::TimedError;
 using testing::WatchedStore;
 
 // Seconds within which a rank throws another rank's failure.
-constexpr double kBound = 5;
+constexpr double kBound = 20;
 constexpr const char* kAborted = "The process group is aborted: end the job, or make a new process";
 
 /// Lets ranks wait for each other without the group.
@@ -383,7 +383,7 @@ std::string unexpected_requests(
     int size, std::chrono::milliseconds late,
     const std::function<bool(const Asked&)>& is_expected) {
   std::string text;
-  for (int run = 0; run < 3; ++run) {
+  for (int run = 0; run < 8; ++run) {
     const auto asked = asked_while_late(size, late);
     if (is_expected(asked)) return "";
     for (size_t rank = 0; rank < asked.size(); ++rank) {
@@ -469,7 +469,7 @@ TEST_CASE(
   const auto seen = run_ranks<TimedError>(
       3,
       [&](const Rank& self) -> TimedError {
-        auto group = group_over(self, store.over(self.store), 2s);
+        auto group = group_over(self, store.over(self.store), 4s);
         sum(group);
         sum(self.group);
         store.stop();
@@ -478,7 +478,7 @@ TEST_CASE(
         self.wait_until_others_end();
         const auto start = std::chrono::steady_clock::now();
         group.reset();
-        TORCH_CHECK(std::chrono::steady_clock::now() - start < 5s, "the group's end took long");
+        TORCH_CHECK(std::chrono::steady_clock::now() - start < 20s, "the group's end took long");
         return seen;
       },
       kLongTimeout);
@@ -488,7 +488,7 @@ TEST_CASE(
         seen[rank].error,
         ContainsText("the store has not answered for ") &&
             ContainsText("the process that hosts it is stopped, or cannot be reached"));
-    CHECK(seen[rank].seconds > 1.5);
+    CHECK(seen[rank].seconds > 3);
     CHECK(seen[rank].seconds < 20);
   }
 }

@@ -15,7 +15,8 @@ using namespace std::chrono_literals;
 
 TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][monitor]") {
   ddp::testing::RanksOptions options;
-  options.collective_timeout = 3s;  // longer than the time until ranks report where they wait
+  // Ranks report where they wait after two seconds, and some begin later.
+  options.collective_timeout = 6s;
   const auto errors = errors_of_ranks(
       4,
       [](const Rank& self) {
@@ -38,7 +39,7 @@ TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][m
 
 TEST_CASE("a group may have a timeout of its own", "[comm][ranks][errors][monitor]") {
   const auto texts = ddp::testing::run_ranks<std::string>(2, [](const Rank& self) {
-    const auto group = ddp::new_group({0, 1}, 1500ms, self.group);
+    const auto group = ddp::new_group({0, 1}, 4s, self.group);
     auto tensor = at::ones({1});
     ddp::all_reduce(tensor, group);
     const auto text =
@@ -51,11 +52,11 @@ TEST_CASE("a group may have a timeout of its own", "[comm][ranks][errors][monito
 
 TEST_CASE("ranks that give a group different timeouts throw", "[comm][ranks][errors][monitor]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    ddp::new_group({0, 1}, 1000ms * (1 + self.rank), self.group);
+    ddp::new_group({0, 1}, 10s + 5s * self.rank, self.group);
   });
   for (const auto& error : errors) {
     CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
-    CHECK_THAT(error, ContainsText("[0, 1] and 1000 ms") && ContainsText("[0, 1] and 2000 ms"));
+    CHECK_THAT(error, ContainsText("[0, 1] and 10000 ms") && ContainsText("[0, 1] and 15000 ms"));
   }
   for (const auto& error : errors_of_ranks(2, [](const Rank& self) {
          ddp::new_group({0, 1}, 0ms, self.group);

@@ -22,6 +22,9 @@ using ddp::testing::World;
 namespace {
 
 constexpr int kSize = 3;
+// Milliseconds in which survivors learn of an end and leave, on a busy machine: the groups' timeout
+// is longer.
+constexpr int kAtMost = 20000;
 
 struct Scene {
   std::string what;
@@ -108,7 +111,7 @@ void check_survivors(const std::string& output, const std::string& words, int at
   CHECK(learned.size() == kSize - 1);
   CHECK(left.size() == kSize - 1);
   for (const int time : learned) CHECK(time < at_most);
-  for (const int time : left) CHECK(time < 5000);
+  for (const int time : left) CHECK(time < kAtMost);
 }
 
 /// The text about the victim's end. If the victim hosted the store, a rank may find that it is gone
@@ -124,7 +127,8 @@ std::string ended(int victim) {
 TEST_CASE("a rank that is killed is named by all others", "[comm][process][errors]") {
   const auto [backend, victim, launched] = setting();
   CAPTURE(backend, victim, launched);
-  check_survivors(output_of({"kill", "between", victim, backend}, launched), ended(victim), 5000);
+  check_survivors(
+      output_of({"kill", "between", victim, backend}, launched), ended(victim), kAtMost);
 }
 
 TEST_CASE("a rank whose program throws is named by all others", "[comm][process][errors]") {
@@ -134,13 +138,13 @@ TEST_CASE("a rank whose program throws is named by all others", "[comm][process]
       output_of({"throw", "between", victim, backend}, launched),
       "an exception in the program of rank " + std::to_string(victim) +
           " of 3 ended its part in the training",
-      5000);
+      kAtMost);
 }
 
 TEST_CASE("a rank that exits without an error is named by all others", "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
   CAPTURE(backend);
-  check_survivors(output_of({"exit", "between", 0, backend}, false), ended(0), 5000);
+  check_survivors(output_of({"exit", "between", 0, backend}, false), ended(0), kAtMost);
 }
 
 TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][process][errors]") {
@@ -150,8 +154,8 @@ TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][p
   for (auto& world : worlds) {
     CAPTURE(world.scene().victim);
     const auto output = world.output_of_survivors();
-    check_survivors(output, ended(world.scene().victim), 10000);
-    check_survivors(output, "main_first", 10000);
+    check_survivors(output, ended(world.scene().victim), kAtMost);
+    check_survivors(output, "main_first", kAtMost);
   }
 }
 
@@ -160,17 +164,17 @@ TEST_CASE(
     "[comm][process][errors]") {
   std::deque<Ranks> worlds;  // at the same time, because their ranks wait and do not compute
   for (const char* place : {"forward", "backward"}) {
-    worlds.emplace_back(Scene{"stop", place, 0, "gloo", 10});
+    worlds.emplace_back(Scene{"stop", place, 0, "gloo", 20});
   }
   for (const char* place : {"backward", "between", "join"}) {
-    worlds.emplace_back(Scene{"stop", place, 0, "shm", 10});
+    worlds.emplace_back(Scene{"stop", place, 0, "shm", 20});
   }
   for (auto& world : worlds) {
     CAPTURE(world.scene().backend, world.scene().place);
     const auto output = world.output_of_survivors();
-    check_survivors(output, "the store, which rank 0 hosts, has not answered for ", 25000);
+    check_survivors(output, "the store, which rank 0 hosts, has not answered for ", 40000);
     check_survivors(
-        output, " ms: the process that hosts it is stopped, or cannot be reached", 25000);
+        output, " ms: the process that hosts it is stopped, or cannot be reached", 40000);
     for (const int time : numbers_after(output, "learned after ")) CHECK(time > 5000);
     CHECK_FALSE(ddp::testing::is_gone(world.rank(0).pid()));
   }
@@ -203,7 +207,7 @@ TEST_CASE(
       CHECK(end.code == 0);
       const auto learned = numbers_after(end.out, "learned after ");
       REQUIRE(learned.size() == kTimes);
-      for (int time = 0; time < kTimes; ++time) CHECK((time == 3 || learned[time] < 3000));
+      for (int time = 0; time < kTimes; ++time) CHECK((time == 3 || learned[time] < kAtMost));
       for (const char* what : {"descriptors ", "threads "}) {
         const auto held = numbers_after(end.out, what);
         REQUIRE(held.size() == kTimes);

@@ -241,7 +241,7 @@ TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][e
       rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(2)), environment),
       ContainsText("expected rank 0 to answer at 127.0.0.1 port " + std::to_string(port)) &&
           ContainsText("within 2000 ms, but rank 1 of 2 did not reach it"));
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST_CASE(
@@ -257,7 +257,7 @@ TEST_CASE(
       ContainsText(
           "expected an address for the host \"no-such-host.invalid\", got none on rank ") &&
           ContainsText(" of 2: ") && ContainsText("MASTER_ADDR"));
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST_CASE("a host that does not resolve is an error before the deadline", "[comm][errors][once]") {

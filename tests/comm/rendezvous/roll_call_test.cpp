@@ -97,13 +97,13 @@ TEST_CASE("every rank that arrived names the missing ones in time", "[comm][rank
       {{0, 2, 3}, "but rank 1 did not come"},
       {{1, 2, 3}, "but rank 0 did not come"},
   }));
-  const auto outcomes = enter_all(c10::make_intrusive<c10d::HashStore>(), present, 4, 800ms);
+  const auto outcomes = enter_all(c10::make_intrusive<c10d::HashStore>(), present, 4, 3s);
   for (const auto& outcome : outcomes) {
     CHECK_THAT(
         outcome.error,
-        ContainsText("test: expected all 4 ranks within 800 ms") && ContainsText(missing));
-    CHECK(outcome.took >= 750ms);
-    CHECK(outcome.took < 2500ms);
+        ContainsText("test: expected all 4 ranks within 3000 ms") && ContainsText(missing));
+    CHECK(outcome.took >= 2900ms);
+    CHECK(outcome.took < 5900ms);  // not two timeouts
   }
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors][
   // No process waits for the timeout, whether the other ranks have arrived or not.
   const auto ranks =
       GENERATE(std::vector<int>{1, 1}, std::vector<int>{1, 1, 0}, std::vector<int>{0, 0, 0});
-  const auto outcomes = enter_all(c10::make_intrusive<c10d::HashStore>(), ranks, 3, 3s);
+  const auto outcomes = enter_all(c10::make_intrusive<c10d::HashStore>(), ranks, 3, 20s);
   const auto expected = "two processes claim rank " + std::to_string(ranks[0]) + ".";
   int how_many = 0;
   for (const auto& outcome : outcomes) {
@@ -163,7 +163,7 @@ TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors][
     CHECK_THAT(
         outcome.error, ContainsText("test: expected one process for each of the 3 ranks, but ") &&
                            ContainsText("RANK"));
-    CHECK(outcome.took < 2s);
+    CHECK(outcome.took < 10s);
   }
   CHECK(how_many >= 2);
 }
@@ -172,7 +172,7 @@ TEST_CASE("a process whose rank was taken in a later round throws", "[comm][rank
   // The first process has entered a round when a second one with its rank opens the next round,
   // which succeeds before the first process checks.
   const Store store = c10::make_intrusive<c10d::HashStore>();
-  auto first = std::async(std::launch::async, [&] { return enter(store, 1, 2, 8s); });
+  auto first = std::async(std::launch::async, [&] { return enter(store, 1, 2, 20s); });
   while (!store->check({"open"})) std::this_thread::yield();
   const auto name = store->get_to_str("open");
   while (!store->check({name + "/here/1"})) std::this_thread::yield();
@@ -181,7 +181,7 @@ TEST_CASE("a process whose rank was taken in a later round throws", "[comm][rank
   store->set("open", std::string("next"));
   const auto outcome = first.get();
   CHECK_THAT(outcome.error, ContainsText("two processes claim rank 1"));
-  CHECK(outcome.took < 3s);
+  CHECK(outcome.took < 10s);
 }
 
 TEST_CASE(
@@ -189,7 +189,7 @@ TEST_CASE(
     "[comm][ranks][once]") {
   const bool reads = GENERATE(true, false);
   const Store store = c10::make_intrusive<c10d::HashStore>();
-  auto first = std::async(std::launch::async, [&] { return enter(store, 0, 3, 800ms); });
+  auto first = std::async(std::launch::async, [&] { return enter(store, 0, 3, 4s); });
   // The test plays rank 1, so that it can be slow.
   while (!store->check({"open"})) std::this_thread::yield();
   const auto name = store->get_to_str("open");
@@ -199,11 +199,11 @@ TEST_CASE(
   CHECK(first.wait_for(300ms) == std::future_status::timeout);
   if (reads) {
     store->add(name + "/read", 1);
-    CHECK(first.wait_for(1s) == std::future_status::ready);
+    CHECK(first.wait_for(10s) == std::future_status::ready);
   }
   const auto outcome = first.get();
   CHECK_THAT(outcome.error, ContainsText("but rank 2 did not come"));
-  CHECK(outcome.took < 5s);
+  CHECK(outcome.took < 15s);
 }
 
 TEST_CASE(

@@ -194,7 +194,7 @@ TEST_CASE("a startup barrier over a store that freezes ends in time", "[comm][er
   Frozen frozen;
   frozen.store->setTimeout(50s);
   auto call = std::async(std::launch::async, [&] {
-    ddp::run_startup_barrier({frozen.bounded, 1, 2, Deadline(500ms), "test"});
+    ddp::run_startup_barrier({frozen.bounded, 1, 2, Deadline(4s), "test"});
   });
   while (!frozen.store->HashStore::check({"open"})) std::this_thread::yield();
   frozen.store->freeze();

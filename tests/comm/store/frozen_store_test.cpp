@@ -12,9 +12,9 @@ using ddp::testing::World;
 
 namespace {
 
-constexpr int kTimeoutMs = 4000;  // as in frozen_world.cpp
+constexpr int kTimeoutMs = 8000;  // as in frozen_world.cpp
 // Time for the second of an answer, and for the steps after a failure.
-constexpr int kMoreMs = 5000;
+constexpr int kMoreMs = 10000;
 
 /// A world of three ranks, started one by one.
 struct FrozenWorld : World {

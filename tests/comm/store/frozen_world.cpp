@@ -13,7 +13,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -24,13 +23,15 @@
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "worlds/stopped.h"
+
 namespace comm_frozen_world {
 
 using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kTimeout = 4s;
+constexpr auto kTimeout = 8s;  // also of the start of all ranks
 
 int rank() { return std::atoi(std::getenv("RANK")); }
 
@@ -42,10 +43,10 @@ c10::intrusive_ptr<c10d::Store> store_at(const char* port, bool is_server) {
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-ddp::ProcessGroup init(const char* port) {
+ddp::ProcessGroup init(const char* port, std::chrono::milliseconds timeout = kTimeout) {
   return ddp::init_process_group(ddp::ProcessGroupOptions()
                                      .init_method(std::string("tcp://127.0.0.1:") + port)
-                                     .timeout(kTimeout));
+                                     .timeout(timeout));
 }
 
 [[noreturn]] void stop() {
@@ -59,16 +60,9 @@ void stop_in_startup_barrier(const char* port) {
     while (ddp::problem_of([&] { store_at(port, false); }) != "") std::this_thread::yield();
     const auto store = store_at(port, false);
     const auto round = "ddp/init/" + store->get_to_str("ddp/init/open");
-    store->wait({round + "/here/1"}, 20s);
+    store->wait({round + "/here/1"}, 60s);
     stop();
   }).detach();
-}
-
-bool is_stopped(int pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string field;
-  stat >> field >> field >> field;
-  return field == "T";
 }
 
 // Rank 0 stops; the others return after that.
@@ -76,7 +70,9 @@ void stop_rank_0() {
   auto pid = at::full({1}, static_cast<double>(getpid()));
   ddp::broadcast(pid, 0);
   if (rank() == 0) stop();
-  while (!is_stopped(static_cast<int>(pid.item<double>()))) std::this_thread::yield();
+  while (!ddp::testing::is_stopped(static_cast<pid_t>(pid.item<double>()))) {
+    std::this_thread::yield();
+  }
 }
 
 void print_failure(const std::function<void()>& body) {
@@ -103,7 +99,10 @@ int main(int argc, char** argv) try {
     stop();
   }
   if (what == "init") {
-    if (rank() == 0) stop_in_startup_barrier(port);
+    if (rank() == 0) {
+      stop_in_startup_barrier(port);
+      init(port, 60s);
+    }
     print_failure([&] { init(port); });
     return EXIT_SUCCESS;
   }

@@ -82,7 +82,7 @@ TEST_CASE("a rank whose forward threw alone ends those that wait", "[ranks][erro
   for (const int rank : {0, 2}) {
     CAPTURE(rank);
     CHECK_THAT(seen[rank].error, ContainsText("boom on rank 1 alone"));
-    CHECK(seen[rank].seconds < 4);
+    CHECK(seen[rank].seconds < 20);
   }
 }
 

@@ -187,7 +187,7 @@ TEST_CASE(
           if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
           step(model);
         });
-        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
         TORCH_CHECK(seen.error.empty(), seen.error);
       },
       kLongTimeout);
@@ -224,7 +224,7 @@ TEST_CASE(
   CHECK_THAT(
       seen[0].error,
       ContainsText("join's body threw on rank 1 of 2: no such file") && ContainsText("aborted"));
-  CHECK(seen[0].seconds < 5);
+  CHECK(seen[0].seconds < 20);
 }
 
 TEST_CASE(
@@ -282,7 +282,7 @@ TEST_CASE("the error names a rank that ends its training early", "[ranks][errors
         for (int i = 0; i < 2; ++i) step(model);
         if (self.rank == 1) return;
         const auto seen = timed_error_of([&] { step(model); });
-        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
         TORCH_CHECK(false, seen.error);
       },
       kLongTimeout);

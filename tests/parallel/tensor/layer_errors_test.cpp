@@ -168,7 +168,7 @@ TEST_CASE("inputs of which ranks have different sizes end all", "[parallel][rank
         if (layer == 3) on.attention(torch::ones({n, 1, 4}));
       },
       kLongTimeout);
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
   for (const auto& error : errors) {
     CHECK_THAT(error, Contains("rank 0") && Contains("rank 1") && Contains("all_reduce"));
   }
