@@ -7,13 +7,16 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 
 from cases import RANKS
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from free_port import free_port  # noqa: E402
 
 GROUP_TIMEOUT = 5  # for cases that have to wait for it
 LONG_TIMEOUT = 60  # for cases that must not
@@ -49,12 +52,6 @@ class Observed:
 def needs_group_timeout(case):
     """Whether survivors can notice the fault only by the group's timeout."""
     return case.fault == "stop" or case.phase == "before"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def is_listening(port):

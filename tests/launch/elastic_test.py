@@ -5,13 +5,16 @@ elastic_test.py TORCHRUN ELASTIC_WORLD. Exit code 77: skipped, no torchrun is us
 """
 
 import os
+import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from free_port import free_port  # noqa: E402
 
 PATIENCE = 200  # seconds
 torchrun, program = sys.argv[1:3]
@@ -37,12 +40,6 @@ def wait_until(what, condition):
         if time.monotonic() - started > PATIENCE:
             fail(f"waited in vain until {what}")
         time.sleep(0.05)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def descendants(pid):

@@ -19,16 +19,13 @@ import threading
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from free_port import free_port  # noqa: E402
+
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 STEPS = 1000
 WITH_64_DESCRIPTORS = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-"]
 PATIENCE = 60  # s; only failing tests wait that long
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Rank:
