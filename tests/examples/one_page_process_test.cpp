@@ -106,21 +106,22 @@ TEST_CASE("a ring by hand has the sums of the library", "[examples][process]") {
 }
 
 TEST_CASE("workers around a parameter server stay within the bound", "[examples][process]") {
+  // The order of the gradients is the machine's: after 60 steps it decides over some percent.
   const auto ended = ddp::testing::run(
-      {program("parameter_server"), "--workers", "3", "--steps", "60", "--ahead", "1"},
+      {program("parameter_server"), "--workers", "3", "--steps", "150", "--ahead", "1"},
       kPagePatience);
   INFO(ended.out << ended.err);
   CHECK(ended.code == 0);
-  CHECK_THAT(ended.out, ContainsText("180 gradients applied"));
+  CHECK_THAT(ended.out, ContainsText("450 gradients applied"));
   CHECK(numbers_after(ended.out, "at most ").at(0) <= 2 * 3);
   CHECK(accuracy(ended.out) > 90);
 }
 
 TEST_CASE("ranks of a launcher are a parameter server and its workers", "[examples][process]") {
-  const auto job = run_on(3, "parameter_server", {"--steps", "60"});
+  const auto job = run_on(3, "parameter_server", {"--steps", "150"});
   INFO(job.output);
   CHECK(job.code == 0);
-  CHECK_THAT(job.output, ContainsText("120 gradients applied"));
+  CHECK_THAT(job.output, ContainsText("300 gradients applied"));
   CHECK(accuracy(job.output) > 85);
   const auto alone = run_on(1, "parameter_server", {"--steps", "60"});
   CHECK(alone.code == 2);
