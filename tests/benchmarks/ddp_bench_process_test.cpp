@@ -273,7 +273,7 @@ TEST_CASE("the program reports invalid options", "[benchmarks][process][errors]"
   CHECK(backend.code == 2);
   CHECK_THAT(
       backend.output,
-      // Both ranks find it, and the first to say so is heard by both.
+      // Both ranks find it, and both throw what the first one reports.
       ContainsText("ddp_bench: init_process_group on rank ") &&
           ContainsText(" of 2: backend(): expected gloo,") && ContainsText("got \"pigeon\""));
 

@@ -29,9 +29,8 @@ namespace {
 
 constexpr int kSteps = 160;
 
-ProcessOptions in_one_stream() {
-  ProcessOptions options = within(std::chrono::seconds(120));
-  options.join_streams = true;
+ProcessOptions for_jobs() {
+  ProcessOptions options = in_one_stream(within(std::chrono::seconds(120)));
   options.environment = {"OMP_NUM_THREADS=1"};
   return options;
 }
@@ -74,8 +73,7 @@ std::vector<std::string> hashes_in(const std::string& out) {
 
 std::string quiet_hash(int ranks, const std::string& kind = "shm") {
   const TemporaryFolder folder;
-  const Ended quiet =
-      run(trains({"-n", std::to_string(ranks)}, folder.path(), kind), in_one_stream());
+  const Ended quiet = run(trains({"-n", std::to_string(ranks)}, folder.path(), kind), for_jobs());
   const auto hashes = hashes_in(quiet.out);
   CHECK(quiet.code == 0);
   REQUIRE(hashes.size() == static_cast<size_t>(ranks));
@@ -122,7 +120,7 @@ TEST_CASE("killed ranks are replaced: the bits of a run without failures", "[pro
   CAPTURE(backend);
   const auto quiet = quiet_hash(4, backend);
   const TemporaryFolder folder;
-  Process job(trains({"-n", "4"}, folder.path(), backend, 20), in_one_stream());
+  Process job(trains({"-n", "4"}, folder.path(), backend, 20), for_jobs());
   wait_for_generation(job, 1);
   wait_for_step_20(job, 4);
   const int survivor = pid_of(job.out(), 2);
@@ -143,7 +141,7 @@ TEST_CASE("ranks that are killed in a save and in an evaluation are replaced", "
   CAPTURE(kind);
   const auto quiet = quiet_hash(3, kind);
   const TemporaryFolder folder;
-  Process job(trains({"-n", "3"}, folder.path(), kind), in_one_stream());
+  Process job(trains({"-n", "3"}, folder.path(), kind), for_jobs());
   wait_for_generation(job, 1);
   job.read_until("slot 1 saves");
   ::kill(pid_of(job.out(), 1), SIGKILL);
@@ -159,8 +157,8 @@ TEST_CASE("ranks that are killed in a save and in an evaluation are replaced", "
 
 TEST_CASE("fewer ranks go on at once, are equal, and use every sample once", "[process]") {
   const TemporaryFolder quiet_folder, folder;
-  CHECK(run(trains({"-n", "4"}, quiet_folder.path()), in_one_stream()).code == 0);
-  Process job(trains({"-n", "4", "--min-ranks", "2"}, folder.path(), "slow"), in_one_stream());
+  CHECK(run(trains({"-n", "4"}, quiet_folder.path()), for_jobs()).code == 0);
+  Process job(trains({"-n", "4", "--min-ranks", "2"}, folder.path(), "slow"), for_jobs());
   wait_for_generation(job, 1);
   wait_for_step_20(job, 4);
   ::kill(pid_of(job.out(), 0), SIGKILL);
@@ -187,9 +185,9 @@ TEST_CASE("a host joins, and leaves at SIGTERM; no step is lost", "[process]") {
          "127.0.0.1:" + std::to_string(endpoint.port()), "--min-ranks", "2", "--wait", "2"},
         folder.path(), "gathers", 20);
   };
-  Process first(host(0), in_one_stream());
+  Process first(host(0), for_jobs());
   first.read_until("generation 1, rank 1 of 2");
-  Process second(host(1), in_one_stream());
+  Process second(host(1), for_jobs());
   second.read_until("rank 3 of 4, step ");
   second.send(SIGTERM);
   const Ended stays = first.wait(), leaves = second.wait();
@@ -215,20 +213,20 @@ TEST_CASE("a rank that wakes is fenced; a coordinator that is killed goes on", "
   const auto coordinate = ddprun(
       {"--coordinate", std::to_string(port), "--max-ranks", "3", "--min-ranks", "2", "--token", "t",
        "--state", folder.file("state"), "--lost-after", "5"});
-  ProcessOptions by_hand = in_one_stream();
+  ProcessOptions by_hand = for_jobs();
   by_hand.environment.push_back("DDP_COORDINATOR=127.0.0.1:" + std::to_string(port) + "/t");
   by_hand.environment.emplace_back("DDP_SLOT");
   const auto member = [&] {
     return std::make_unique<Process>(
         Words{ELASTIC_WORLD, std::to_string(kSteps), "60", folder.path(), "shm"}, by_hand);
   };
-  auto first = std::make_unique<Process>(coordinate, in_one_stream());
+  auto first = std::make_unique<Process>(coordinate, for_jobs());
   first->read_until("DDP_COORDINATOR=");
   const auto a = member(), b = member(), c = member();
   for (const auto* one : {&a, &b, &c}) (*one)->read_until("reached step 20");
   first->send(SIGKILL);
   first->wait();
-  Process again(coordinate, in_one_stream());
+  Process again(coordinate, for_jobs());
   again.read_until("DDP_COORDINATOR=");
   b->send(SIGSTOP);
   for (const auto* one : {&a, &c}) (*one)->read_until("generation 2, rank ");
@@ -255,8 +253,7 @@ TEST_CASE("random kills", "[.kills][process]") {
     const TemporaryFolder folder;
     const bool with_checkpoints = random() % 3 == 0;
     Process job(
-        trains({"-n", "4"}, folder.path(), with_checkpoints ? "checkpoints" : "shm"),
-        in_one_stream());
+        trains({"-n", "4"}, folder.path(), with_checkpoints ? "checkpoints" : "shm"), for_jobs());
     wait_for_generation(job, 1);
     const int at_once = random() % 3 == 0 ? 2 : 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));

@@ -5,8 +5,9 @@
 // Writes the indices of each finished step to FOLDER/steps.SLOT.PID, and at the end one line, with
 // a hash of the state. A step has the same samples for any number of ranks. Words of KIND, with a
 // comma between them: "shm", "gloo", "checkpoints", "slow" (with fewer ranks than slots a
-// step takes 50 ms), "zero" (the optimizer is sharded, with snapshots every 25 steps), "evaluates"
-// (a turn every 40 steps, with time to be killed in it, and in a save).
+// step takes 250 ms), "gathers" (as "slow", until there were as many once), "zero" (the optimizer
+// is sharded, with snapshots every 25 steps), "evaluates" (a turn every 40 steps, with time to be
+// killed in it, and in a save).
 #include <sys/stat.h>
 #include <unistd.h>
 

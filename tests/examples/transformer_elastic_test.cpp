@@ -101,8 +101,7 @@ TEST_CASE("a transformer whose ranks are killed ends in the same bits", "[exampl
   Lines command = small_transformer(
       folder, {"--elastic", "--zero", zero, "--save", folder.file("killed.pt")}, steps);
   command.insert(command.begin(), {"-n", "2", "--elastic", "--"});
-  ddp::testing::ProcessOptions options;
-  options.join_streams = true;
+  auto options = ddp::testing::in_one_stream();
   options.environment = {"OMP_NUM_THREADS=1"};
   Process job(ddp::testing::ddprun(command), options);
   job.read_until("step 10/" + steps);
@@ -179,8 +178,7 @@ TEST_CASE("a transformer trains in regions", "[examples][process]") {
 
 TEST_CASE("regions of a transformer are killed and join", "[examples][process]") {
   const TemporaryFolder folder;
-  ddp::testing::ProcessOptions options;
-  options.join_streams = true;
+  auto options = ddp::testing::in_one_stream();
   options.environment = {"OMP_NUM_THREADS=1"};
   int port = 0;
   {

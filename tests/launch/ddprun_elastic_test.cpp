@@ -39,13 +39,6 @@ void wait_for_generation(Process& job, int generation) {
   job.read_until("ddprun: generation " + std::to_string(generation) + ": ");
 }
 
-/// Its output is in `out`, with what its ranks write.
-ProcessOptions in_one_stream() {
-  ProcessOptions options;
-  options.join_streams = true;
-  return options;
-}
-
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

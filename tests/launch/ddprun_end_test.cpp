@@ -62,11 +62,9 @@ TEST_CASE("a job whose last rank is stopped ends after the grace period", "[proc
 }
 
 TEST_CASE("a stopped rank may continue", "[process]") {
-  ProcessOptions options;
-  options.join_streams = true;
   Process job(
       ddprun_sh({"-n", "2"}, "[ $RANK = 0 ] && exit 0; echo pid $$; kill -STOP $$; echo awake"),
-      options);
+      in_one_stream());
   job.read_until("was stopped");
   ::kill(numbers_after(job.out(), "[1] pid ").at(0), SIGCONT);
   const Ended ended = job.wait();
@@ -105,11 +103,9 @@ TEST_CASE("a rank that a signal kills is named with the signal", "[process]") {
 }
 
 TEST_CASE("a failed rank's last output comes before the report of its failure", "[process]") {
-  ProcessOptions options;
-  options.join_streams = true;
   const Ended job =
       run(ddprun_sh({"-n", "1"}, "echo said; echo complained >&2; printf 'last words'; exit 4"),
-          options);
+          in_one_stream());
   CHECK(job.code == 4);
   const auto report = job.out.find("ddprun: rank 0");
   REQUIRE(report != std::string::npos);

@@ -19,12 +19,6 @@ namespace {
 const std::string kEndsAtFirst = "exec " SIGNAL_PROBE " 1 0";
 const std::string kGoesOn = "exec " SIGNAL_PROBE " 1000 0";
 
-ProcessOptions in_one_stream() {
-  ProcessOptions options;
-  options.join_streams = true;
-  return options;
-}
-
 void check_gone(const std::vector<int>& pids) {
   for (const int pid : pids) {
     CAPTURE(pid);

@@ -38,6 +38,12 @@ inline ProcessOptions within(std::chrono::milliseconds timeout) {
   return options;
 }
 
+/// The options with stderr in the program's `out`, in the order in which it was written.
+inline ProcessOptions in_one_stream(ProcessOptions options = {}) {
+  options.join_streams = true;
+  return options;
+}
+
 class Process {
  public:
   explicit Process(const std::vector<std::string>& command, const ProcessOptions& options = {});

@@ -16,7 +16,6 @@ using namespace std::chrono_literals;
 using ddp::testing::Ended;
 using ddp::testing::lines_of;
 using ddp::testing::numbers_after;
-using ddp::testing::ProcessOptions;
 using ddp::testing::World;
 
 namespace {
@@ -75,9 +74,7 @@ class Ranks : public World {
 std::string output_under_ddprun(const Scene& scene) {
   std::vector<std::string> arguments{"-n", std::to_string(kSize), "--grace", "60", "--"};
   for (const auto& word : scene.command()) arguments.push_back(word);
-  ProcessOptions options;
-  options.timeout = 90s;
-  options.join_streams = true;
+  const auto options = ddp::testing::in_one_stream(ddp::testing::within(90s));
   return ddp::testing::run(ddp::testing::ddprun(arguments), options).out;
 }
 
