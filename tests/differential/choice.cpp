@@ -1,0 +1,253 @@
+#include "differential/choice.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace ddp::differential {
+namespace {
+
+std::string base_of(const std::string& name) {
+  return name.substr(0, name.find_last_not_of("0123456789") + 1);
+}
+
+const Choice& choice_of(const std::string& name) {
+  for (const auto& choice : choices()) {
+    if (choice.name == name || (choice.slots > 1 && choice.name == base_of(name))) return choice;
+  }
+  throw std::invalid_argument("no choice has the name \"" + name + "\"; --list has all");
+}
+
+int index_of(const Choice& choice, const std::string& label) {
+  for (size_t i = 0; i < choice.values.size(); ++i) {
+    if (choice.values[i].label == label) return static_cast<int>(i);
+  }
+  throw std::invalid_argument("\"" + choice.name + "\" has no value \"" + label + "\"; --list has all");
+}
+
+bool has_label(const std::string& labels, const std::string& label) {
+  std::istringstream list(labels);
+  for (std::string one; std::getline(list, one, '|');) {
+    if (one == label) return true;
+  }
+  return false;
+}
+
+struct Pattern {
+  explicit Pattern(const std::string& text)
+      : name(text.substr(0, text.find('='))), labels(text.substr(text.find('=') + 1)) {}
+  bool takes(const Choice& choice, const std::string& label) const {
+    if (choice.name != name) return false;
+    if (labels == "*") return label != choice.values[0].label;
+    return labels[0] == '!' ? !has_label(labels.substr(1), label) : has_label(labels, label);
+  }
+  std::string name, labels;
+};
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t below(uint64_t bound) { return (state_ = mix(state_)) % bound; }
+  int weighted(const std::vector<Value>& values, size_t first) {
+    double sum = 0;
+    for (size_t i = first; i < values.size(); ++i) sum += values[i].weight;
+    double left = static_cast<double>(below(1 << 20)) / (1 << 20) * sum;
+    for (size_t i = first; i < values.size(); ++i) {
+      if ((left -= values[i].weight) < 0) return static_cast<int>(i);
+    }
+    return static_cast<int>(values.size()) - 1;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+/// A slot of the choice that is still free, or "" where none is.
+std::string free_slot(const Program& program, const Choice& choice) {
+  if (choice.slots == 1) return program.has(choice.name) ? "" : choice.name;
+  for (int i = 0; i < choice.slots; ++i) {
+    const auto name = choice.name + std::to_string(i);
+    if (!program.has(name)) return name;
+  }
+  return "";
+}
+
+/// Adds a value, if the rules allow it beside the others.
+void try_to_add(Program& program, const Choice& choice, int index, const Fixed& fixed) {
+  if (index == 0 || fixed.count(choice.name) > 0) return;
+  const auto slot = free_slot(program, choice);
+  if (slot.empty()) return;
+  auto with = program;
+  with.set(slot, index);
+  for (const auto& need : needs()) {
+    const Pattern needed(need.needed);
+    if (!with.matches(need.of) || with.matches(need.needed) || fixed.count(needed.name) > 0) continue;
+    const auto& other = choice_of(needed.name);
+    const auto free = free_slot(with, other);
+    if (!free.empty()) with.set(free, index_of(other, needed.labels.substr(0, needed.labels.find('|'))));
+  }
+  if (excluded(with).empty()) program = with;
+}
+
+void try_to_add(Program& program, const std::string& value, const Fixed& fixed) {
+  const Pattern pattern(value);
+  const auto& choice = choice_of(pattern.name);
+  try_to_add(program, choice, index_of(choice, pattern.labels), fixed);
+}
+
+}  // namespace
+
+uint64_t mix(uint64_t state) {
+  state += 0x9e3779b97f4a7c15u;
+  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+  state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
+  return state ^ (state >> 31);
+}
+
+int Program::index(const std::string& name) const {
+  const auto found = chosen.find(name);
+  return found == chosen.end() ? 0 : found->second;
+}
+const std::string& Program::label(const std::string& name) const {
+  return choice_of(name).values[static_cast<size_t>(index(name))].label;
+}
+int Program::number(const std::string& name) const { return std::stoi(label(name)); }
+bool Program::is(const std::string& name, const std::string& labels) const {
+  return has_label(labels, label(name));
+}
+void Program::set(const std::string& name, int index) {
+  if (index == 0) {
+    chosen.erase(name);
+  } else {
+    chosen[name] = index;
+  }
+}
+void Program::set(const std::string& name, const std::string& label) {
+  set(name, index_of(choice_of(name), label));
+}
+
+bool Program::matches(const std::string& text) const {
+  const Pattern pattern(text);
+  const auto& choice = choice_of(pattern.name);
+  if (choice.slots == 1) return pattern.takes(choice, label(pattern.name));
+  for (const auto& [name, index] : chosen) {
+    if (base_of(name) == pattern.name &&
+        pattern.takes(choice, choice.values[static_cast<size_t>(index)].label)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::string> Program::taken() const {
+  std::vector<std::string> result;
+  for (const auto& [name, index] : chosen) {
+    const auto& choice = choice_of(name);
+    result.push_back(choice.name + "=" + choice.values[static_cast<size_t>(index)].label);
+  }
+  std::sort(result.begin(), result.end());
+  result.erase(std::unique(result.begin(), result.end()), result.end());
+  return result;
+}
+
+std::vector<std::string> Program::layers() const {
+  std::vector<std::string> result;
+  for (int i = 0; i < choice_of("layer").slots; ++i) {
+    const auto& label = this->label("layer" + std::to_string(i));
+    if (label != "none") result.push_back(label);
+  }
+  return result;
+}
+
+std::string excluded(const Program& program) {
+  for (const auto& rule : rules()) {
+    if (rule.text.empty() && program.matches(rule.first) && program.matches(rule.second)) {
+      return rule.first + " x " + rule.second;
+    }
+  }
+  for (const auto& need : needs()) {
+    if (program.matches(need.of) && !program.matches(need.needed)) return need.of + " without " + need.needed;
+  }
+  return "";
+}
+
+std::vector<std::string> refusals(const Program& program) {
+  std::vector<std::string> result;
+  for (const auto& rule : rules()) {
+    if (!rule.text.empty() && program.matches(rule.first) && program.matches(rule.second)) {
+      result.push_back(rule.text);
+    }
+  }
+  return result;
+}
+
+const std::vector<std::pair<std::string, std::string>>& pairs() {
+  static const auto all = [] {
+    std::vector<std::string> values;
+    for (const auto& choice : choices()) {
+      for (size_t i = 1; i < choice.values.size(); ++i) {
+        values.push_back(choice.name + "=" + choice.values[i].label);
+      }
+    }
+    std::sort(values.begin(), values.end());
+    std::vector<std::pair<std::string, std::string>> result;
+    for (size_t i = 0; i < values.size(); ++i) {
+      for (size_t j = i + 1; j < values.size(); ++j) {
+        Program both;
+        try_to_add(both, values[i], {});
+        try_to_add(both, values[j], {});
+        if (both.matches(values[i]) && both.matches(values[j])) result.emplace_back(values[i], values[j]);
+      }
+    }
+    return result;
+  }();
+  return all;
+}
+
+Program draw(uint64_t seed, const Fixed& fixed) {
+  Program program(seed);
+  for (const auto& [name, label] : fixed) program.set(name, label);
+  Random random(mix(seed));
+  // First three pairs of a walk through all of them, whose stride has no divisor in common with their number.
+  const auto& all = pairs();
+  constexpr uint64_t kStride = 7'368'787;  // a prime
+  for (uint64_t i = 0; i < 3; ++i) {
+    const auto& [first, second] = all[(3 * seed + i) % all.size() * kStride % all.size()];
+    if (program.taken().size() + 2 > 5) break;
+    try_to_add(program, first, fixed);
+    try_to_add(program, second, fixed);
+  }
+  // Then some more, each by its weight; unevenly many, so that small programs come, too.
+  const auto more = random.below(5);
+  for (uint64_t i = 0; i < more; ++i) {
+    const auto& choice = choices()[random.below(choices().size())];
+    try_to_add(program, choice, random.weighted(choice.values, 0), fixed);
+  }
+  while (program.layers().size() < 1 + random.below(3)) {
+    const auto& layer = choice_of("layer");
+    try_to_add(program, layer, random.weighted(layer.values, 1), fixed);
+  }
+  return program;
+}
+
+std::string text_of(const Program& program) {
+  std::string text = "seed=" + std::to_string(program.seed);
+  for (const auto& [name, index] : program.chosen) text += " " + name + "=" + program.label(name);
+  return text;
+}
+
+Program parse(const std::string& text) {
+  Program program;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const Pattern value(word);
+    if (value.name == "seed") {
+      program.seed = std::stoull(value.labels);
+    } else {
+      program.set(value.name, value.labels);
+    }
+  }
+  return program;
+}
+
+}  // namespace ddp::differential

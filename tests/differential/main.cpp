@@ -1,0 +1,121 @@
+// differential: draws training programs, runs them on ranks, and compares them with one process.
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <sstream>
+
+#include <CLI/CLI.hpp>
+
+#include "differential/coverage.h"
+#include "differential/shrink.h"
+#include "differential/worker.h"
+
+namespace ddp::differential {
+namespace {
+
+struct Options {
+  double seconds = 0;
+  uint64_t seed = 0;
+  uint64_t programs = 0;
+  std::string ranks, backend, program, corpus;
+  std::vector<std::string> only;
+  bool list = false, shrink = true, keep_going = false, unseen = true;
+};
+
+void list() {
+  for (const auto& choice : choices()) {
+    for (const auto& value : choice.values) {
+      std::printf("%s=%s %s\n", choice.name.c_str(), value.label.c_str(), value.options.c_str());
+    }
+  }
+}
+
+/// Runs once more, so that a machine that was slow for a moment is no finding.
+Outcome run_twice(Worker& worker, const Program& program) {
+  auto outcome = worker.run(program);
+  if (outcome.kind == "late" || outcome.kind == "hang") outcome = worker.run(program);
+  return outcome;
+}
+
+void report(Worker& worker, const Program& program, const Outcome& outcome, bool may_shrink) {
+  std::printf("FINDING %s\n", outcome.kind.c_str());
+  auto smallest = program;
+  auto last = outcome;
+  if (may_shrink) {
+    smallest = shrink(program, outcome, [&](const Program& candidate) { return run_twice(worker, candidate); });
+    const auto again = run_twice(worker, smallest);
+    if (!again.kind.empty()) last = again;
+  }
+  std::printf("%s\n", last.text.c_str());
+  std::printf("minimal: differential --program '%s'\n", text_of(smallest).c_str());
+  std::printf("repeat:  differential --seed %llu --programs 1\n", static_cast<unsigned long long>(program.seed));
+  std::fflush(stdout);
+}
+
+int run(const Options& options) {
+  if (options.list) return list(), 0;
+  Fixed fixed;
+  if (!options.ranks.empty()) fixed["ranks"] = options.ranks;
+  if (!options.backend.empty()) fixed["backend"] = options.backend;
+  for (const auto& only : options.only) fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
+  Worker worker;
+  Coverage coverage;
+  uint64_t findings = 0, count = 0, invalid = 0;
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const auto run_one = [&](const Program& program) {
+    const auto outcome = run_twice(worker, program);
+    ++count;
+    if (outcome.kind == "invalid") {
+      ++invalid;
+      if (!options.program.empty()) std::printf("invalid: %s\n", outcome.text.c_str());
+    } else {
+      coverage.add(program);
+    }
+    if (outcome.kind.empty() || outcome.kind == "invalid") return true;
+    ++findings;
+    report(worker, program, outcome, options.shrink && options.program.empty());
+    return false;
+  };
+  if (!options.program.empty()) {
+    run_one(parse(options.program));
+  } else {
+    std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
+    std::fflush(stdout);
+    for (uint64_t i = 0; i < options.programs || (options.programs == 0 && elapsed() < options.seconds); ++i) {
+      if (!run_one(draw(options.seed + i, fixed)) && !options.keep_going) break;
+    }
+  }
+  std::printf("%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
+              static_cast<unsigned long long>(findings), static_cast<double>(count) / elapsed());
+  std::printf(" (%llu that LibTorch refuses)\n", static_cast<unsigned long long>(invalid));
+  if (options.program.empty() && options.unseen) {
+    for (const auto& [first, second] : coverage.unseen()) std::printf("pair %s x %s\n", first.c_str(), second.c_str());
+  }
+  return findings > 0 ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace ddp::differential
+
+int main(int argc, char** argv) {
+  CLI::App app("Draws training programs from a seed, runs each on ranks, and compares it with one process in double.");
+  ddp::differential::Options options;
+  options.seed = std::random_device{}();
+  options.seconds = 60;
+  app.add_option("--seconds", options.seconds, "how long to draw; default: 60");
+  app.add_option("--seed", options.seed, "of the first program; the next ones have the numbers after it. Default: random");
+  app.add_option("--programs", options.programs, "how many, in place of --seconds");
+  app.add_option("--ranks", options.ranks, "programs with this number of ranks");
+  app.add_option("--backend", options.backend, "programs over this backend");
+  app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
+  app.add_option("--program", options.program, "the program that a finding printed");
+  app.add_flag("--list", options.list, "prints the choices, one a line, with the names that they call");
+  app.add_flag("--keep-going", options.keep_going, "draws on after a finding");
+  app.add_flag("!--no-shrink", options.shrink, "prints findings as they were drawn");
+  app.add_flag("!--no-pairs", options.unseen, "does not print the pairs that were not seen");
+  CLI11_PARSE(app, argc, argv);
+  return ddp::differential::run(options);
+}

@@ -1,0 +1,122 @@
+#include "differential/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ddp::differential {
+
+std::map<std::string, LayerKind>& layer_kinds() {
+  static std::map<std::string, LayerKind> all;
+  return all;
+}
+
+std::vector<Pass> passes_of(const Program& program, int step) {
+  const auto& label = program.label("passes");
+  if (label == "accumulate" || label == "sync_in_backward") return {{{0}, false}, {{1}}};
+  if (label == "rest") return step == 0 ? std::vector<Pass>{{{0}, false}, {{1}}} : std::vector<Pass>{{{0}}};
+  if (label == "two_averaged" || label == "two_forwards") return {{{0}}, {{1}}};
+  if (label == "retain_graph") return {{{0}}, {{0}, true, true}};
+  if (label == "one_backward") return {{{0, 1}}};
+  if (label == "averaged_then_accumulate") return {{{0}}, {{1}, false}, {{2}}};
+  return {{{0}}};
+}
+
+bool forwards_come_first(const Program& program) {
+  return program.is("passes", "sync_in_backward|two_forwards");
+}
+
+int reload_step(const Program& program) {
+  return program.has("reload") ? 1 : program.number("steps");
+}
+
+int ranks_of(const Program& program, int step) {
+  const int ranks = program.number("ranks");
+  if (step < reload_step(program)) return ranks;
+  return program.is("reload", "one_rank") ? 1 : program.is("reload", "more_ranks") ? ranks + 1 : ranks;
+}
+
+std::string training_of(const Program& program, int step) {
+  const bool other = step >= reload_step(program) && program.has("resumed_as");
+  return program.label(other ? "resumed_as" : "training");
+}
+
+bool has_input(const Program& program, int step, int rank) {
+  if (!program.has("join")) return true;
+  // The last rank has one step less, and where there are three steps the one before it, too.
+  const int ranks = ranks_of(program, step);
+  const int less = rank > 0 && rank == ranks - 1 ? 1 : rank > 1 && rank == ranks - 2 ? 2 : 0;
+  return step < std::max(0, program.number("steps") - less);
+}
+
+std::vector<int64_t> rows_of(const Program& program, int step, int batch) {
+  std::vector<int64_t> rows;
+  const auto& label = program.label("rows");
+  const int ranks = ranks_of(program, step);
+  for (int rank = 0; rank < ranks; ++rank) {
+    int64_t own = 3;
+    if (label == "uneven") own = 2 + (rank * 2 + step + batch) % 4;
+    if (label == "empty_rank" && rank == (step + 1) % ranks) own = ranks == 1 ? 2 : 0;
+    if (label == "empty_pass" && batch == 1) own = 0;
+    if (label == "one") own = 1;
+    rows.push_back(own);
+  }
+  return rows;
+}
+
+int64_t data_seed(int step, int batch, int rank) { return 1000 + 100 * step + 10 * batch + rank; }
+
+bool uses_sometimes(const Program& program, int step, int rank) {
+  const auto& label = program.label("unused");
+  if (label == "all_ranks") return false;
+  if (label == "one_rank") return rank != ranks_of(program, step) - 1;
+  if (label == "by_step") return (step + rank) % 2 == 0;
+  return true;
+}
+
+bool is_frozen(const Program& program, int step) { return program.is("change", "freeze") && step > 0; }
+
+std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters) {
+  std::vector<size_t> all(parameters);
+  std::iota(all.begin(), all.end(), 0);
+  if (program.is("groups", "reversed")) std::reverse(all.begin(), all.end());
+  if (!program.is("groups", "two") || parameters < 2) return {all};
+  const auto middle = all.begin() + static_cast<long>((parameters + 1) / 2);
+  return {{all.begin(), middle}, {middle, all.end()}};
+}
+
+void note(Record& record, const std::string& name, const at::Tensor& value) {
+  record[name] = value.defined() ? value.detach().to_dense().clone() : at::Tensor();
+}
+
+std::vector<torch::optim::OptimizerParamGroup> param_groups(
+    const Program& program, const std::vector<at::Tensor>& parameters) {
+  std::vector<torch::optim::OptimizerParamGroup> result;
+  for (const auto& group : groups_of(program, parameters.size())) {
+    std::vector<at::Tensor> members;
+    for (const size_t i : group) members.push_back(parameters[i]);
+    result.emplace_back(members);
+  }
+  return result;
+}
+
+// An epsilon beside which rounding errors of gradients that are zero do not count.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  namespace optim = torch::optim;
+  if (label == "momentum") {
+    return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
+  }
+  if (label == "adam") return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.01).eps(1e-3));
+  if (label == "adamw" || label == "fused_adamw") {
+    return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).eps(1e-3));
+  }
+  if (label == "adagrad") {
+    return std::make_unique<optim::Adagrad>(groups, optim::AdagradOptions(0.05).eps(1e-3));
+  }
+  if (label == "rmsprop") {
+    return std::make_unique<optim::RMSprop>(groups, optim::RMSpropOptions(0.01).eps(1e-3));
+  }
+  return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1));
+}
+
+}  // namespace ddp::differential

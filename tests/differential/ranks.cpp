@@ -1,0 +1,265 @@
+// The ranks of a program, as threads, and the comparison of what they had with the reference.
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <sstream>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <ddp/internal/error_text.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "differential/run.h"
+#include "differential/worker.h"
+#include "reducer/gradients/direct_gradient.h"
+#include "support/foreign_locale.h"
+#include "support/hosts.h"
+#include "support/temporary_folder.h"
+
+namespace ddp::differential {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What a rank threw, and when.
+struct Failure {
+  std::string text;
+  Clock::time_point at;
+};
+
+/// The groups of a process, which programs share until one of them fails.
+class Groups {
+ public:
+  std::vector<ProcessGroup>& of(const std::string& backend, int size) {
+    auto& groups = groups_[{backend, size}];
+    if (groups.empty()) groups = make(backend, size);
+    return groups;
+  }
+  void drop(const std::string& backend, int size) { groups_.erase({backend, size}); }
+
+ private:
+  static std::vector<ProcessGroup> make(const std::string& backend, int size) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    std::vector<ProcessGroup> groups(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const bool two_hosts = backend == "two_hosts";
+        const auto& name = two_hosts ? "gloo" : backend == "shm_direct" ? "shm" : backend;
+        auto group = make_process_group(ProcessGroupOptions().backend(name).store(store).rank(rank)
+            .world_size(size).timeout(std::chrono::seconds(15)));
+        if (two_hosts && size > 2) {
+          std::string hosts(static_cast<size_t>(size), 'a');
+          std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 'b');
+          const auto timeout = std::chrono::seconds(15);
+          const auto shared = testing::share_on_hosts(
+              c10::make_intrusive<c10d::PrefixStore>("hosts", store), rank, hosts, timeout, timeout);
+          TORCH_CHECK(shared.backend, shared.why_not);
+          const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
+          group->setBackend(c10::kCPU, type, shared.backend);
+          group->setDefaultBackend(type);
+        }
+        groups[static_cast<size_t>(rank)] = group;
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    return groups;
+  }
+
+  std::map<std::pair<std::string, int>, std::vector<ProcessGroup>> groups_;
+};
+
+/// What the process has while a program runs.
+class Surroundings {
+ public:
+  explicit Surroundings(const Program& program) : dtype_(torch::get_default_dtype()) {
+    if (program.is("dtype", "double")) torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+    if (program.is("dtype", "bfloat16")) torch::set_default_dtype(caffe2::TypeMeta::Make<c10::BFloat16>());
+    if (program.has("locale")) locale_ = std::locale::global(testing::foreign_locale());
+    DirectGradient::least_bytes = program.is("backend", "shm_direct") ? 1 : usual_;
+  }
+  ~Surroundings() {
+    torch::set_default_dtype(dtype_);
+    std::locale::global(locale_);
+    DirectGradient::least_bytes = usual_;
+  }
+
+ private:
+  caffe2::TypeMeta dtype_;
+  std::locale locale_;
+  const size_t usual_ = 0;
+};
+
+class Job {
+ public:
+  Job(const Program& program, Groups& groups) : program_(program), groups_(groups) {}
+
+  void run(const std::string& folder) {
+    for (int step = 0; step < program_.number("steps") && failures_.empty();) {
+      run_ranks(step, folder);
+      step = step < reload_step(program_) ? reload_step(program_) : program_.number("steps");
+    }
+  }
+
+  std::vector<Record> records;
+  Trace trace;
+  /// By rank; empty where none failed.
+  std::map<int, Failure> failures_;
+
+ private:
+  void run_ranks(int first_step, const std::string& folder) {
+    const int size = ranks_of(program_, first_step);
+    const auto backend = program_.label("backend");
+    auto& groups = groups_.of(backend, size);
+    std::vector<Record> own(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    std::mutex mutex;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        at::set_num_threads(1);
+        Rank self{rank, size, groups[static_cast<size_t>(rank)], nullptr};
+        Trace off;
+        auto& trace = rank == 0 ? this->trace : off;
+        auto text = problem_of([&] {
+          RankRun run(program_, self, first_step, trace);
+          run.folder = folder;
+          try {
+            run.run();
+          } catch (...) {
+            own[static_cast<size_t>(rank)] = run.record;
+            throw;
+          }
+          own[static_cast<size_t>(rank)] = run.record;
+        });
+        if (text.empty()) return;
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          failures_[rank] = {text, Clock::now()};
+        }
+        // As a process ends that threw.
+        self.group = {};
+        groups[static_cast<size_t>(rank)] = {};
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    if (!failures_.empty()) groups_.drop(backend, size);
+    if (records.size() < own.size()) records.resize(own.size());
+    for (size_t rank = 0; rank < own.size(); ++rank) records[rank].insert(own[rank].begin(), own[rank].end());
+  }
+
+  const Program& program_;
+  Groups& groups_;
+};
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// The least tolerance of a program: beside the largest value of a tensor.
+double tolerance(const Program& program) {
+  return program.is("hook", "fp16|bf16") ? 0.1 : 1e-9;
+}
+
+std::string difference(const std::string& name, int rank, const at::Tensor& got, const at::Tensor& expected, double bound) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text << name << " on rank " << rank << ": ";
+  if (!got.defined() || !expected.defined()) {
+    if (got.defined() == expected.defined()) return "";
+    text << (got.defined() ? "there, and one process has none" : "none, and one process has one");
+    return text.str();
+  }
+  if (got.sizes() != expected.sizes()) {
+    text << "shape " << got.sizes() << ", one process has " << expected.sizes();
+    return text.str();
+  }
+  if (got.numel() == 0) return "";
+  const auto as = got.is_complex() ? torch::kComplexDouble : torch::kDouble;
+  const auto a = got.to(as).flatten(), b = expected.to(as).flatten();
+  const auto difference = (a - b).abs();
+  const double largest = difference.max().item<double>();
+  if (largest <= bound * (b.abs().max().item<double>() + 1e-6)) return "";
+  const auto at = difference.argmax().item<int64_t>();
+  text.precision(12);
+  text << "element " << at << " is " << torch::real(a[at]).item<double>() << ", one process has "
+       << torch::real(b[at]).item<double>();
+  return text.str();
+}
+
+std::string compare(const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
+  std::string text;
+  int lines = 0;
+  for (size_t rank = 0; rank < expected.size(); ++rank) {
+    for (const auto& [name, value] : expected[rank]) {
+      const auto found = got.at(rank).find(name);
+      if (found == got[rank].end()) continue;
+      const auto line = difference(name, static_cast<int>(rank), found->second, value, tolerance(program));
+      if (!line.empty() && ++lines <= 6) text += "\n  " + line;
+    }
+  }
+  // Replicas are equal to the bit.
+  for (size_t rank = 1; rank < got.size(); ++rank) {
+    for (const auto& [name, value] : got[rank]) {
+      if (name.find(" parameter ") == std::string::npos) continue;
+      const auto& first = got[0].find(name);
+      if (first == got[0].end() || !value.defined() || at::equal(first->second, value)) continue;
+      if (++lines <= 6) text += "\n  " + name + " is not rank 0's on rank " + std::to_string(rank);
+    }
+  }
+  return text;
+}
+
+Outcome judge_failures(const Program& program, const Job& job, int size) {
+  const auto texts = refusals(program);
+  std::string all;
+  for (const auto& [rank, failure] : job.failures_) {
+    all += "\n  rank " + std::to_string(rank) + ": " + failure.text.substr(0, 400);
+  }
+  if (program.has("exception")) {
+    if (static_cast<int>(job.failures_.size()) < size) return {"silence", "an exception on the last rank, and the others go on" + all};
+    Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
+    for (const auto& [rank, failure] : job.failures_) {
+      first = std::min(first, failure.at), last = std::max(last, failure.at);
+      const bool ends = program.is("exception", "loop|optimizer");
+      if (!ends && failure.text.find(kDeliberate) == std::string::npos) {
+        return {"error", "the cause is not in each text:" + all};
+      }
+    }
+    if (last - first > std::chrono::seconds(2)) return {"late", "the last rank threw more than 2 s after the first:" + all};
+    return {};
+  }
+  if (texts.empty()) return {"error", all};
+  for (const auto& [rank, failure] : job.failures_) {
+    const auto has = [&text = failure.text](const std::string& part) { return text.find(part) != std::string::npos; };
+    if (std::none_of(texts.begin(), texts.end(), has)) {
+      return {"error", "the documentation says \"" + texts[0] + "\"; got" + all};
+    }
+  }
+  if (static_cast<int>(job.failures_.size()) < size) return {"error", "not every rank threw:" + all};
+  return {};
+}
+
+Groups& groups() {
+  static Groups all;
+  return all;
+}
+
+}  // namespace
+
+Outcome run_here(const Program& program) {
+  const Surroundings surroundings(program);
+  std::vector<Record> expected;
+  const auto invalid = problem_of([&] { expected = reference(program); });
+  if (!invalid.empty()) return {"invalid", first_line(invalid)};
+  std::optional<testing::TemporaryFolder> folder;
+  if (program.has("reload")) folder.emplace();
+  Job job(program, groups());
+  job.run(folder ? folder->path() : "");
+  if (!job.failures_.empty()) return judge_failures(program, job, program.number("ranks"));
+  if (program.has("exception")) return {"silence", "an exception was lost"};
+  const auto texts = refusals(program);
+  if (!texts.empty()) return {"silence", "the documentation says \"" + texts[0] + "\", and no rank threw"};
+  const auto differences = compare(program, job.records, expected);
+  return differences.empty() ? Outcome{} : Outcome{"values", differences};
+}
+
+}  // namespace ddp::differential

@@ -1,0 +1,316 @@
+#include "differential/run.h"
+
+#include <sstream>
+
+namespace ddp::differential {
+namespace {
+
+// clang-format off: the text of this code is printed
+DDP_SOURCE(add_gathered,
+/// Adds to a loss a product with the outputs of all ranks.
+inline at::Tensor add_gathered(const at::Tensor& loss, const at::Tensor& y, const ProcessGroup& group) {
+  const auto own = y.sum(0, true);
+  return loss + (functional::all_gather(own, 0, group) * own).sum() / 8;
+});
+DDP_SOURCE(ThrowsInBackward,
+struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("deliberate");
+  }
+});
+// clang-format on
+
+/// The layers of a program, as one rank makes them.
+void build_net(RankRun& run) {
+  run.trace.use("Net");
+  run.trace.say("auto net = std::make_shared<Net>();");
+  run.net = std::make_shared<Net>();
+  const auto labels = run.program.layers();
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const auto& kind = layer_kinds().at(labels[i]);
+    run.trace.use(kind.source);
+    run.trace.say("net->add(\"" + layer_name(i) + "\", " + kind.call + ");");
+    run.layers.push_back(kind.make(run.self, run.layers));
+    run.net->add(layer_name(i), run.layers.back());
+  }
+  auto& net = run.net;
+  const auto& self = run.self;
+  DDP_DO(run.trace, net->to(torch::kDouble));
+  run.trace.use("set_values");
+  // Other ranks begin elsewhere: rank 0's values count.
+  DDP_DO(run.trace, set_values(*net, 1 + self.rank));
+}
+
+}  // namespace
+
+std::string RankRun::of_rank(const std::vector<int64_t>& numbers) const {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text << "std::vector<int64_t>{";
+  for (size_t i = 0; i < numbers.size(); ++i) text << (i > 0 ? ", " : "") << numbers[i];
+  text << "}[self.rank]";
+  return text.str();
+}
+
+bool throws(const RankRun& run, int step, const std::string& place) {
+  return run.program.is("exception", place) && run.self.rank == run.self.size - 1 &&
+         step == run.program.number("steps") - 1;
+}
+
+std::unique_ptr<Training> wrap(RankRun& run) {
+  return run.label() == "fsdp" ? wrap_sharded(run) : wrap_replicas(run);
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto& item : run_.net->named_parameters()) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() {
+  const auto parameters = unique(run_.net->parameters());
+  run_.trace.use("unique");
+  return differential::make_optimizer(run_.program.label("optimizer"), param_groups(run_.program, parameters));
+}
+
+void Training::clip(torch::optim::Optimizer& optimizer) {
+  const auto& label = run_.program.label("clip");
+  if (label == "2") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5));
+  if (label == "1") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5, 1));
+  if (label == "inf") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5, INFINITY));
+  if (label == "value") DDP_DO(run_.trace, clip_grad_value_(optimizer, 0.1));
+  auto& net = run_.net;
+  if (label == "torch") DDP_DO(run_.trace, torch::nn::utils::clip_grad_norm_(unique(net->parameters()), 0.5));
+}
+
+void Training::join(const std::function<void()>& body) { body(); }
+
+void RankRun::build() {
+  build_net(*this);
+  const bool before = program.is("groups", "before_wrapping") && label() == "ddp";
+  std::unique_ptr<c10::NoGradGuard> no_grad;
+  if (program.is("wrapped_under", "no_grad")) no_grad = std::make_unique<c10::NoGradGuard>();
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  if (before) {
+    optimizer = differential::make_optimizer(
+        program.label("optimizer"), param_groups(program, unique(net->parameters())));
+  }
+  training = wrap(*this);
+  if (!optimizer) optimizer = training->make_optimizer();
+  no_grad.reset();
+  if (program.has("scaler")) {
+    trace.say("GradScaler scaler;");
+    scaler_ = std::make_unique<GradScaler>();
+  }
+}
+
+void RankRun::run() {
+  build();
+  std::unique_ptr<Checkpointer> checkpointer;
+  if (program.has("reload")) {
+    trace.say("Checkpointer checkpointer(\"" + folder + "\", CheckpointerOptions().process_group(self.group));");
+    checkpointer = std::make_unique<Checkpointer>(folder, CheckpointerOptions().process_group(self.group));
+    training->add_to(*checkpointer);
+    if (scaler_) checkpointer->add("scaler", *scaler_);
+    if (first_step > 0) {
+      trace.say("checkpointer.load_latest();");
+      checkpointer->load_latest();
+    }
+  }
+  if (program.has("join")) trace.say("const auto body = [&] {");
+  const auto body = [&] {
+    for (int step = first_step; step < last_step(); ++step) {
+      if (!has_input(program, step, self.rank)) break;
+      if (program.has("join")) {
+        std::vector<int64_t> ends;
+        for (int rank = 0; rank < self.size; ++rank) ends.push_back(has_input(program, step, rank) ? 0 : 1);
+        trace.say("if (" + of_rank(ends) + ") return;");
+      }
+      run_step(step);
+    }
+  };
+  if (program.has("join")) {
+    training->join(body);
+  } else {
+    body();
+  }
+  if (program.has("reload") && first_step == 0) {
+    trace.say("checkpointer.save(" + std::to_string(last_step()) + ");");
+    checkpointer->save(last_step());
+    trace.say("checkpointer.wait();");
+    checkpointer->wait();
+  }
+  if (last_step() == program.number("steps")) note_values("end");
+}
+
+void RankRun::run_step(int step) {
+  trace.say("// step " + std::to_string(step));
+  auto& optimizer = *this->optimizer;
+  DDP_DO(trace, zero_grad(optimizer));
+  if (is_frozen(program, step)) {
+    for (auto& p : layers[0]->parameters()) p.set_requires_grad(false);
+    trace.say("for (auto& p : net->children()[0]->parameters()) p.set_requires_grad(false);");
+    trace.say("model->refresh();");
+    dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).refresh();
+  }
+  for (auto& layer : layers) layer->used = uses_sometimes(program, step, self.rank);
+  if (program.has("unused")) {
+    std::vector<int64_t> used;
+    for (int rank = 0; rank < self.size; ++rank) used.push_back(uses_sometimes(program, step, rank) ? 1 : 0);
+    trace.say("for (auto& m : net->children()) std::dynamic_pointer_cast<Layer>(m)->used = " + of_rank(used) + ";");
+  }
+  run_passes(step);
+  if (throws(*this, step, "loop")) throw std::runtime_error(kDeliberate);
+  const bool overflows = program.is("scaler", "overflow") && step == 0;
+  if (scaler_) {
+    auto& scaler = *scaler_;
+    DDP_DO(trace, scaler.unscale_(optimizer));
+  }
+  if (!overflows && training->has_whole_gradients()) {
+    for (const auto& item : net->named_parameters()) {
+      note(record, std::to_string(step) + " gradient of " + item.key(), item.value().grad());
+    }
+  }
+  if (!overflows) training->clip(optimizer);
+  if (throws(*this, step, "optimizer")) throw std::runtime_error(kDeliberate);
+  if (scaler_) {
+    auto& scaler = *scaler_;
+    DDP_DO(trace, scaler.step(optimizer));
+    DDP_DO(trace, scaler.update());
+  } else if (!program.is("stepping", "in_backward")) {
+    DDP_DO(trace, optimizer.step());
+  }
+  note_values(std::to_string(step));
+  between(step);
+}
+
+void RankRun::forward(int step, int batch) {
+  const auto rows = rows_of(program, step, batch);
+  const auto id = std::to_string(batch);
+  const auto seed = data_seed(step, batch, self.rank);
+  const auto text = "values(" + std::to_string(data_seed(step, batch, 0)) + " + self.rank";
+  trace.use("values");
+  trace.say("auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4});");
+  auto x = values(seed, {rows[static_cast<size_t>(self.rank)], 4});
+  trace.say("auto target" + id + " = " + text + " + 5, {" + of_rank(rows) + ", 4});");
+  const auto target = values(seed + 5, {rows[static_cast<size_t>(self.rank)], 4});
+  at::Tensor penalty;
+  const auto penalize = [&] {
+    trace.use("penalty_of");
+    trace.say("auto penalty" + id + " = penalty_of(unique(net->parameters()));");
+    penalty = penalty_of(unique(net->parameters()));
+  };
+  if (program.is("penalty", "before")) penalize();
+  if (throws(*this, step, "forward")) throw std::runtime_error(kDeliberate);
+  trace.say("auto y" + id + " = model->forward(x" + id + ");");
+  auto y = training->forward(x);
+  if (program.is("penalty", "after")) penalize();
+  if (throws(*this, step, "output_hook")) {
+    y.register_hook([](const at::Tensor&) { throw std::runtime_error(kDeliberate); });
+  }
+  trace.use("loss_of");
+  const bool mean = !program.is("loss", "sum");
+  trace.say("auto loss" + id + " = loss_of(y" + id + ", target" + id + (mean ? ", true);" : ", false);"));
+  auto loss = loss_of(y, target, mean);
+  if (program.is("penalty", "before|after")) {
+    trace.say("loss" + id + " = loss" + id + " + penalty" + id + ";");
+    loss = loss + penalty;
+  }
+  if (program.is("loss", "gathered")) {
+    trace.use("add_gathered");
+    trace.say("loss" + id + " = add_gathered(loss" + id + ", y" + id + ", self.group);");
+    loss = add_gathered(loss, y, self.group);
+  }
+  note(record, std::to_string(step) + " loss of batch " + id, loss);
+  if (throws(*this, step, "loss_function")) loss = ThrowsInBackward::apply(loss);
+  if (program.is("scaler", "overflow") && step == 0) {
+    trace.say("loss" + id + " = loss" + id + " * 1e306;");
+    loss = loss * 1e306;
+  }
+  if (scaler_) {
+    trace.say("loss" + id + " = scaler.scale(loss" + id + ");");
+    loss = scaler_->scale(loss);
+  }
+  losses_[batch] = loss;
+}
+
+void RankRun::backward(const Pass& pass) {
+  at::Tensor loss;
+  std::string text;
+  for (const int batch : pass.batches) {
+    loss = loss.defined() ? loss + losses_[batch] : losses_[batch];
+    text += (text.empty() ? "loss" : " + loss") + std::to_string(batch);
+  }
+  const bool sync = forwards_come_first(program) && program.is("passes", "sync_in_backward") && pass.averaged;
+  if (sync) {
+    trace.say("model->sync_in_backward(" + text + ");");
+    training->sync_in_backward(loss);
+  }
+  const bool retain = program.is("passes", "retain_graph");
+  trace.say("(" + text + ").backward(" + (retain ? "{}, true" : "") + ");");
+  loss.backward({}, retain);
+  if (pass.averaged && program.is("stepping", "by_hand")) {
+    trace.say("model->finalize_backward();");
+    dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).finalize_backward();
+  }
+}
+
+void RankRun::run_passes(int step) {
+  const auto passes = passes_of(program, step);
+  losses_.clear();
+  const auto forward_all = [&](const Pass& pass) {
+    for (const int batch : pass.batches) forward(step, batch);
+  };
+  if (forwards_come_first(program)) {
+    const bool local = program.is("passes", "sync_in_backward");
+    if (local) trace.say("auto guard = std::make_optional(model->no_sync());");
+    auto guard = local ? training->no_sync() : nullptr;
+    for (const auto& pass : passes) forward_all(pass);
+    if (local) trace.say("guard.reset();");
+    guard.reset();
+    for (const auto& pass : passes) backward(pass);
+    return;
+  }
+  for (const auto& pass : passes) {
+    std::shared_ptr<void> guard;
+    if (!pass.averaged) {
+      trace.say("auto guard = std::make_optional(model->no_sync());");
+      guard = training->no_sync();
+    }
+    if (!pass.again) forward_all(pass);
+    backward(pass);
+    if (!pass.averaged) trace.say("guard.reset();");
+  }
+}
+
+void RankRun::between(int step) {
+  const auto& label = program.label("evaluation");
+  if (label == "all_ranks" || (label == "one_rank" && self.rank == 0) || label == "inference_mode") {
+    trace.say(
+        label == "inference_mode" ? "{ const c10::InferenceMode inference;"
+                                  : "{ const torch::NoGradGuard no_grad;");
+    std::unique_ptr<c10::InferenceMode> inference;
+    if (label == "inference_mode") inference = std::make_unique<c10::InferenceMode>();
+    const c10::NoGradGuard no_grad;
+    auto& model = training->wrapper();
+    trace.say("model->eval(); model->forward(values(7, {2, 4})); model->train(); }");
+    model.eval();
+    training->forward(values(7, {2, 4}));
+    model.train();
+  }
+  if (program.is("change", "checked")) {
+    auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
+    DDP_DO(trace, model->check_replicas());
+    DDP_DO(trace, TORCH_CHECK(replicas_equal(*model, self.group)));
+    DDP_DO(trace, model->sync_buffers());
+  }
+  (void)step;
+}
+
+void RankRun::note_values(const std::string& when) {
+  for (const auto& [name, value] : training->whole()) note(record, when + " parameter " + name, value);
+  for (const auto& item : net->named_buffers()) note(record, when + " buffer " + item.key(), item.value());
+}
+
+}  // namespace ddp::differential

@@ -1,0 +1,94 @@
+// One rank's run of a program.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+
+#include "differential/plan.h"
+
+namespace ddp::differential {
+
+class RankRun;
+
+/// How a model is trained: a wrapper and its optimizer. What a wrapper lacks is kept from it by the rules.
+class Training {
+ public:
+  virtual ~Training() = default;
+
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+  /// A NoSyncGuard.
+  virtual std::shared_ptr<void> no_sync() = 0;
+  virtual void sync_in_backward(const at::Tensor& loss) = 0;
+  virtual torch::nn::Module& wrapper() = 0;
+  /// The whole parameters, by their names in the net.
+  virtual std::vector<std::pair<std::string, at::Tensor>> whole();
+  /// Whether `.grad` are whole averages after backward.
+  virtual bool has_whole_gradients() const { return true; }
+  virtual std::unique_ptr<torch::optim::Optimizer> make_optimizer();
+  virtual void clip(torch::optim::Optimizer& optimizer);
+  virtual void join(const std::function<void()>& body);
+  virtual void add_to(Checkpointer& checkpointer) = 0;
+
+ protected:
+  explicit Training(RankRun& run) : run_(run) {}
+  RankRun& run_;
+};
+
+/// Makes the wrapper of a program, around the run's net.
+std::unique_ptr<Training> wrap(RankRun& run);
+std::unique_ptr<Training> wrap_replicas(RankRun& run);
+std::unique_ptr<Training> wrap_sharded(RankRun& run);
+
+/// What all constructs of a rank see.
+class RankRun {
+ public:
+  RankRun(const Program& program, const Rank& self, int first_step, Trace& trace)
+      : program(program), self(self), first_step(first_step), trace(trace) {}
+
+  /// Runs the steps from the first one to the end, or to the reload.
+  void run();
+
+  const Program& program;
+  const Rank& self;
+  const int first_step;
+  Trace& trace;
+  std::shared_ptr<Net> net;
+  std::vector<std::shared_ptr<Layer>> layers;
+  std::map<size_t, std::shared_ptr<torch::nn::Module>> units;  ///< layers that are units, by their number
+  std::unique_ptr<Training> training;
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  Record record;
+  std::string folder;  ///< of checkpoints
+
+  std::string label() const { return training_of(program, first_step); }
+  int last_step() const {
+    return first_step < reload_step(program) ? reload_step(program) : program.number("steps");
+  }
+  /// A list of C++ with each rank's number, and the rank's own.
+  std::string of_rank(const std::vector<int64_t>& numbers) const;
+
+ private:
+  void build();
+  void run_step(int step);
+  void run_passes(int step);
+  void forward(int step, int batch);
+  void backward(const Pass& pass);
+  void between(int step);
+  void note_values(const std::string& when);
+
+  std::map<int, at::Tensor> losses_;
+  std::unique_ptr<GradScaler> scaler_;
+};
+
+/// A program that throws says so.
+constexpr const char* kDeliberate = "deliberate";
+/// Whether this rank throws here: on the last rank, in the last step.
+bool throws(const RankRun& run, int step, const std::string& place);
+
+/// Wraps calls of a net's layers into checkpoints.
+void recompute(RankRun& run);
+
+}  // namespace ddp::differential

@@ -1,0 +1,43 @@
+// Activation checkpointing of a net's layers, in each form that a call may have.
+#include <ddp/activation_checkpoint.h>
+
+#include "differential/run.h"
+
+namespace ddp::differential {
+
+void recompute(RankRun& run) {
+  const auto& label = run.program.label("recompute");
+  auto& net = run.net;
+  if (label == "sequential") {
+    torch::nn::Sequential parts;
+    run.trace.say("torch::nn::Sequential parts;");
+    for (const auto& layer : run.layers) parts->push_back(layer);
+    run.trace.say("for (auto& m : net->children()) parts->push_back(std::dynamic_pointer_cast<Layer>(m));");
+    DDP_DO(run.trace, net->calls = {[parts](at::Tensor x) mutable { return checkpoint_sequential(parts, 2, x); }});
+    return;
+  }
+  for (size_t i = 0; i < run.layers.size(); ++i) {
+    if (label == "none") break;
+    const auto layer = run.layers[i];
+    const auto id = std::to_string(i);
+    auto& call = net->calls[i];
+    run.trace.say("{ auto layer = std::dynamic_pointer_cast<Layer>(net->children()[" + id + "]); auto& call = net->calls[" + id + "];");
+    if (label == "each") DDP_DO(run.trace, call = [layer](at::Tensor x) mutable { return checkpoint(layer, x); });
+    if (label == "functions") {
+      DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) { return checkpoint(CheckpointOptions().parameters(layer->parameters()), inner, x); });
+    }
+    if (label == "tuples") {
+      DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) {
+        const auto halves = [inner](const at::Tensor& t) {
+          const auto y = inner(t).chunk(2, 1);
+          return std::make_tuple(y[0], y[1]);
+        };
+        const auto y = checkpoint(CheckpointOptions().parameters(layer->parameters()), halves, x);
+        return torch::cat({std::get<0>(y), std::get<1>(y)}, 1);
+      });
+    }
+    run.trace.say("}");
+  }
+}
+
+}  // namespace ddp::differential

@@ -1,0 +1,185 @@
+// DistributedDataParallel with its options, and ZeroRedundancyOptimizer over it.
+#include "differential/run.h"
+
+namespace ddp::differential {
+// clang-format off: the text of this code is printed
+
+DDP_SOURCE(TupleNet,
+struct TupleNet : torch::nn::Module {
+  explicit TupleNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
+  std::tuple<at::Tensor, std::vector<at::Tensor>> forward(at::Tensor x, const at::Tensor& shift) {
+    auto y = net->forward(x);
+    return {y + shift, {y}};
+  }
+  std::shared_ptr<Net> net;
+});
+DDP_SOURCE(MapNet,
+struct MapNet : torch::nn::Module {
+  explicit MapNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
+  std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& x) { return {{"y", net->forward(x.at(0))}}; }
+  std::shared_ptr<Net> net;
+});
+DDP_SOURCE(StructNet,
+struct Output { at::Tensor y; std::optional<at::Tensor> other; };
+inline void visit_tensors(const Output& output, const TensorSink& sink) { sink(output.y); }
+struct StructNet : torch::nn::Module {
+  explicit StructNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
+  Output forward(at::Tensor x) { return {net->forward(x), std::nullopt}; }
+  std::shared_ptr<Net> net;
+});
+// clang-format on
+
+namespace {
+
+DistributedDataParallelOptions options_of(RankRun& run) {
+  const auto& p = run.program;
+  auto& trace = run.trace;
+  const auto& self = run.self;
+  trace.say("DistributedDataParallelOptions options;");
+  DistributedDataParallelOptions options;
+  DDP_DO(trace, options.process_group(self.group));
+  if (p.is("reduction", "Sum")) DDP_DO(trace, options.reduction(Reduction::Sum));
+  if (p.is("reduction", "SampleWeighted")) DDP_DO(trace, options.reduction(Reduction::SampleWeighted));
+  if (p.is("bucket", "one_element")) DDP_DO(trace, options.bucket_cap_mb(8.0 / (1 << 20)));
+  if (p.is("bucket", "list")) DDP_DO(trace, options.bucket_cap_mb_list({1e-4, 1e-3}));
+  if (p.is("bucket", "huge")) DDP_DO(trace, options.bucket_cap_mb(1000));
+  if (p.is("as_view", "yes")) DDP_DO(trace, options.gradient_as_bucket_view(true));
+  if (p.is("graph", "find_unused")) DDP_DO(trace, options.find_unused_parameters(true));
+  if (p.is("graph", "static")) DDP_DO(trace, options.static_graph(true));
+  if (p.is("buffers_of", "each")) DDP_DO(trace, options.broadcast_buffers(false));
+  if (p.is("buffers_of", "each_after_construction")) DDP_DO(trace, options.forward_sync_buffers(false));
+  if (p.is("buffers_of", "rank_0_later")) DDP_DO(trace, options.init_sync(false));
+  if (p.is("lazy_buckets", "yes")) {
+    DDP_DO(trace, options.lazy_bucket_allocation(true).batched_grad_copy(true).stats_every(1).check_replicas_every(1));
+  }
+  return options;
+}
+
+class Replicas : public Training {
+ public:
+  explicit Replicas(RankRun& run) : Training(run) {
+    recompute(run);
+    const auto options = options_of(run);
+    const auto& output = run.program.label("output");
+    if (output == "tuple") {
+      wrap_as<TupleNet>("TupleNet", options, [](auto& model, const at::Tensor& x) {
+        return std::get<0>(model->forward(x, torch::zeros({4}, torch::kDouble)));
+      });
+    } else if (output == "map") {
+      wrap_as<MapNet>("MapNet", options, [](auto& model, const at::Tensor& x) {
+        return model->forward(std::vector<at::Tensor>{x}).at("y");
+      });
+    } else if (output == "own_struct") {
+      wrap_as<StructNet>("StructNet", options, [](auto& model, const at::Tensor& x) {
+        return model->forward(x).y;
+      });
+    } else {
+      run.trace.say("DistributedDataParallel model(std::shared_ptr<Layer>(net), options);");
+      keep(DistributedDataParallel(std::shared_ptr<Layer>(run.net), options), [](auto& model, const at::Tensor& x) {
+        return model->forward(x);
+      });
+    }
+    set_hook();
+    const bool by_hand = run.program.is("stepping", "by_hand");
+    if (by_hand) DDP_DO(run.trace, base_->require_manual_backward_finalization(true));
+  }
+
+  at::Tensor forward(const at::Tensor& x) override { return forward_(x); }
+  std::shared_ptr<void> no_sync() override {
+    auto guard = std::shared_ptr<NoSyncGuard>(new NoSyncGuard(base_->no_sync()));
+    return guard;
+  }
+  void sync_in_backward(const at::Tensor& loss) override { base_->sync_in_backward(loss); }
+  torch::nn::Module& wrapper() override { return *base_; }
+  bool has_whole_gradients() const override {
+    return !run_.program.is("stepping", "in_backward") && run_.label().find("zero2") == std::string::npos &&
+           run_.label().find("overlap") == std::string::npos;
+  }
+
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer() override {
+    if (run_.label() == "ddp") {
+      auto optimizer = Training::make_optimizer();
+      return optimizer;
+    }
+    return make_zero_();
+  }
+
+  void join(const std::function<void()>& body) override {
+    JoinOptions options;
+    auto& optimizer = *run_.optimizer;
+    if (run_.program.is("join", "by_active")) DDP_DO(run_.trace, options.divide_by_initial_world_size(false));
+    if (run_.program.is("join", "optimizers")) DDP_DO(run_.trace, options.optimizers({&optimizer}));
+    if (run_.program.is("join", "disabled")) DDP_DO(run_.trace, options.enable(false));
+    std::vector<Joinable*> joined{base_};
+    if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) joined.push_back(zero);
+    ddp::join(joined, body, options);
+  }
+
+  void add_to(Checkpointer& checkpointer) override { add_(checkpointer); }
+
+ private:
+  template <typename N, typename Forward>
+  void wrap_as(const std::string& source, const DistributedDataParallelOptions& options, Forward forward) {
+    run_.trace.use(source);
+    run_.trace.say("DistributedDataParallel model(std::make_shared<" + source + ">(net), options);");
+    keep(DistributedDataParallel(std::make_shared<N>(run_.net), options), forward);
+  }
+
+  template <typename Model, typename Forward>
+  void keep(Model model, Forward forward) {
+    holder_ = model.ptr();
+    base_ = model.get();
+    forward_ = [model, forward](const at::Tensor& x) mutable { return forward(model, x); };
+    make_zero_ = [this, model]() mutable { return make_zero(model); };
+    add_ = [this, model](Checkpointer& checkpointer) mutable {
+      checkpointer.add("model", model).add("optimizer", *run_.optimizer);
+    };
+  }
+
+  template <typename Model>
+  std::unique_ptr<torch::optim::Optimizer> make_zero(Model& model) {
+    const auto& label = run_.label();
+    const auto options = ZeroOptions()
+                             .stage(label.find("zero2") == 0 ? 2 : 1)
+                             .overlap(label.find("overlap") != std::string::npos);
+    const auto groups = param_groups(run_.program, unique(run_.net->parameters()));
+    const auto& kind = run_.program.label("optimizer");
+    using namespace torch::optim;
+    if (kind == "momentum") {
+      return zero<SGD>(model, groups, SGDOptions(0.05).momentum(0.9).nesterov(true), options);
+    }
+    if (kind == "adam") return zero<Adam>(model, groups, AdamOptions(0.01).eps(1e-3), options);
+    if (kind == "adamw") return zero<AdamW>(model, groups, AdamWOptions(0.01).eps(1e-3), options);
+    if (kind == "fused_adamw") return zero<optim::AdamW>(model, groups, AdamWOptions(0.01).eps(1e-3), options);
+    if (kind == "adagrad") return zero<Adagrad>(model, groups, AdagradOptions(0.05).eps(1e-3), options);
+    if (kind == "rmsprop") return zero<RMSprop>(model, groups, RMSpropOptions(0.01).eps(1e-3), options);
+    return zero<SGD>(model, groups, SGDOptions(0.1), options);
+  }
+  template <typename Optimizer, typename Model, typename Options>
+  std::unique_ptr<torch::optim::Optimizer> zero(
+      Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& options,
+      const ZeroOptions& zero_options) {
+    return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(model, groups, options, zero_options);
+  }
+
+  void set_hook() {
+    const auto& label = run_.program.label("hook");
+    const auto& self = run_.self;
+    auto* model = base_;
+    if (label == "all_reduce") DDP_DO(run_.trace, model->register_comm_hook(hooks::all_reduce(self.group)));
+    if (label == "fp16") DDP_DO(run_.trace, model->register_comm_hook(hooks::fp16_compress(self.group)));
+    if (label == "bf16") DDP_DO(run_.trace, model->register_comm_hook(hooks::bf16_compress(self.group)));
+  }
+
+  std::shared_ptr<void> holder_;
+  DistributedDataParallelBase* base_ = nullptr;
+  std::function<at::Tensor(const at::Tensor&)> forward_;
+  std::function<std::unique_ptr<torch::optim::Optimizer>()> make_zero_;
+  std::function<void(Checkpointer&)> add_;
+};
+
+}  // namespace
+
+std::unique_ptr<Training> wrap_replicas(RankRun& run) { return std::make_unique<Replicas>(run); }
+
+}  // namespace ddp::differential

@@ -1,0 +1,109 @@
+#include "differential/worker.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+
+namespace ddp::differential {
+namespace {
+
+constexpr int kProgramsOfOneChild = 100;
+constexpr auto kHang = std::chrono::seconds(20);
+
+void write_all(int fd, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const auto n = ::write(fd, text.data() + done, text.size() - done);
+    if (n <= 0) throw std::runtime_error("differential: the pipe to a worker is closed");
+    done += static_cast<size_t>(n);
+  }
+}
+
+/// Reads to the end of a message; false where the other side ended, or the time is over.
+bool read_message(int fd, std::string& message, std::chrono::milliseconds timeout) {
+  message.clear();
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  char buffer[4096];
+  while (message.empty() || message.back() != '\0') {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    pollfd waiting{fd, POLLIN, 0};
+    if (left.count() <= 0 || ::poll(&waiting, 1, static_cast<int>(left.count())) == 0) return false;
+    const auto n = ::read(fd, buffer, sizeof buffer);
+    if (n <= 0) return false;
+    message.append(buffer, static_cast<size_t>(n));
+  }
+  message.pop_back();
+  return true;
+}
+
+/// A child's whole life.
+[[noreturn]] void serve(int in, int out) {
+  std::string text;
+  while (read_message(in, text, std::chrono::hours(24))) {
+    const auto outcome = run_here(parse(text));
+    write_all(out, outcome.kind + "\n" + outcome.text + '\0');
+  }
+  std::_Exit(0);
+}
+
+}  // namespace
+
+struct Worker::Child {
+  Child() {
+    int to[2], from[2];
+    if (::pipe(to) != 0 || ::pipe(from) != 0) throw std::runtime_error("differential: no pipe");
+    pid = ::fork();
+    if (pid == 0) {
+      ::close(to[1]);
+      ::close(from[0]);
+      serve(to[0], from[1]);
+    }
+    ::close(to[0]);
+    ::close(from[1]);
+    in = to[1];
+    out = from[0];
+  }
+  ~Child() {
+    ::close(in);
+    ::close(out);
+    if (!ended) ::kill(pid, SIGKILL), wait();
+  }
+  int wait() {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ended = true;
+    return status;
+  }
+
+  pid_t pid = -1;
+  int in = -1, out = -1;
+  int programs = 0;
+  bool ended = false;
+};
+
+Worker::Worker() { ::signal(SIGPIPE, SIG_IGN); }
+Worker::~Worker() = default;
+
+Outcome Worker::run(const Program& program) {
+  if (child_ && child_->programs >= kProgramsOfOneChild) child_.reset();
+  if (!child_) child_ = std::make_unique<Child>();
+  ++child_->programs;
+  std::string answer;
+  write_all(child_->in, text_of(program) + '\0');
+  const auto start = std::chrono::steady_clock::now();
+  if (read_message(child_->out, answer, kHang)) {
+    const auto end = answer.find('\n');
+    return {answer.substr(0, end), answer.substr(end + 1)};
+  }
+  const bool hangs = std::chrono::steady_clock::now() - start >= kHang;
+  if (hangs) ::kill(child_->pid, SIGKILL);
+  const int status = child_->wait();
+  child_.reset();
+  if (hangs) return {"hang", "no end after 20 s"};
+  return {"crash", WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit code " + std::to_string(WEXITSTATUS(status))};
+}
+
+}  // namespace ddp::differential
