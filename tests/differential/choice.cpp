@@ -159,9 +159,13 @@ std::vector<std::string> Program::layers() const {
   return result;
 }
 
+bool Program::holds(const Rule& rule) const {
+  return matches(rule.first) && matches(rule.second) && (rule.unless.empty() || !matches(rule.unless));
+}
+
 std::string excluded(const Program& program) {
   for (const auto& rule : rules()) {
-    if (rule.text.empty() && program.matches(rule.first) && program.matches(rule.second)) {
+    if (rule.text.empty() && program.holds(rule)) {
       return rule.first + " x " + rule.second;
     }
   }
@@ -174,7 +178,7 @@ std::string excluded(const Program& program) {
 std::vector<std::string> refusals(const Program& program) {
   std::vector<std::string> result;
   for (const auto& rule : rules()) {
-    if (!rule.text.empty() && program.matches(rule.first) && program.matches(rule.second)) {
+    if (!rule.text.empty() && program.holds(rule)) {
       result.push_back(rule.text);
     }
   }

@@ -31,6 +31,7 @@ const std::vector<Choice>& choices();
 struct Rule {
   std::string first, second;
   std::string text = "";
+  std::string unless = "";  ///< a third value with which the rule does not hold
 };
 /// The table of all rules, from the documentation.
 const std::vector<Rule>& rules();
@@ -59,6 +60,7 @@ class Program {
   void set(const std::string& name, const std::string& label);
   /// Whether a pattern of a rule applies.
   bool matches(const std::string& pattern) const;
+  bool holds(const Rule& rule) const;
   /// The choices that are not the simplest, as "name=label", slots without their number.
   std::vector<std::string> taken() const;
   /// Labels of the layers in their order.

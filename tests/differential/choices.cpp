@@ -146,6 +146,7 @@ const std::vector<Need>& needs() {
       {"unused=*", "layer=sometimes"},
       {"exception=comm_hook", "hook=own"},
       {"join=*", "training=ddp|zero1|zero2"},
+      {"exception=loop|optimizer", "steps=2|3"},
   };
   return all;
 }
@@ -155,6 +156,21 @@ const std::vector<Rule>& rules() {
       // What LibTorch does not have, or what a model makes differ on purpose.
       {"layer=batch_norm|gru|conv", "rows=empty_rank|empty_pass|one"},
       {"layer=sync_batch_norm", "rows=empty_pass|one"},
+      {"layer=tied", "recompute=*"},
+      {"layer=embedding_max_norm|clamped", "evaluation=*"},
+      {"exception=*", "reload=*"},
+      {"exception=optimizer", "scaler=*"},
+      {"stepping=in_backward", "clip=*"},
+      {"stepping=in_backward", "scaler=*"},
+      {"join=*", "resumed_as=fsdp"},
+      {"units=no_root", "reload=*"},
+      {"units=no_root", "passes=accumulate|sync_in_backward|averaged_then_accumulate"},
+      {"units=no_root", "clip=*"},
+      {"evaluation=one_rank", "layer=gathered|exchanged"},
+      {"hook=fp16|bf16", "scaler=*"},
+      {"output=*", "resumed_as=*"},
+      {"layer=gathered|exchanged", "join=*"},
+      {"loss=gathered", "join=*"},
       // Options that another kind of training does not have.
       {"training=fsdp", "reduction=*"},
       {"training=fsdp", "join=*"},
@@ -167,6 +183,20 @@ const std::vector<Rule>& rules() {
       {"training=fsdp", "hook=*"},
       {"training=fsdp", "also_average=*"},
       {"training=fsdp", "output=*"},
+      {"training=fsdp", "change=*"},
+      // What the documentation refuses.
+      {"scaler=*", "training=zero1_overlap|zero2_overlap", "expected an optimizer that steps when it is told to"},
+      {"clip=*", "training=zero1_overlap|zero2_overlap", "expected gradients before their step"},
+      {"unused=*", "graph=fixed", "backward ended without gradients", "training=fsdp"},
+      {"change=freeze", "training=zero1|zero2|zero1_overlap|zero2_overlap", "expected the model as it was when this was made"},
+      {"layer=clamped|embedding_max_norm", "recompute=*", "modified by an inplace operation"},
+      {"hook=*", "reduction=*", "expected reduction(Reduction::Mean)"},
+      {"hook=*", "training=zero2|zero2_overlap", "a communication hook is registered already"},
+      {"layer=embedding_sparse", "training=!ddp", "dense gradients"},
+      {"layer=embedding_sparse", "penalty=*", "expected gradients of the kind of their bucket"},
+      {"evaluation=one_rank", "training=fsdp", "the same kind of forward"},
+      {"join=default|by_active|optimizers", "clip=*", "expected every rank to clip", "training=ddp"},
+      {"layer=sync_batch_norm", "join=default|by_active|optimizers", "expected a join that ends as soon as"},
   };
   return all;
 }

@@ -60,7 +60,8 @@ int run(const Options& options) {
   for (const auto& only : options.only) fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
   Worker worker;
   Coverage coverage;
-  uint64_t findings = 0, count = 0, invalid = 0;
+  uint64_t findings = 0, count = 0;
+  std::map<std::string, uint64_t> invalid;  // by LibTorch's text
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -69,8 +70,7 @@ int run(const Options& options) {
     const auto outcome = run_twice(worker, program);
     ++count;
     if (outcome.kind == "invalid") {
-      ++invalid;
-      if (!options.program.empty()) std::printf("invalid: %s\n", outcome.text.c_str());
+      ++invalid[outcome.text];
     } else {
       coverage.add(program);
     }
@@ -90,7 +90,10 @@ int run(const Options& options) {
   }
   std::printf("%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
               static_cast<unsigned long long>(findings), static_cast<double>(count) / elapsed());
-  std::printf(" (%llu that LibTorch refuses)\n", static_cast<unsigned long long>(invalid));
+  std::printf("\n");
+  for (const auto& [text, times] : invalid) {
+    std::printf("LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
+  }
   if (options.program.empty() && options.unseen) {
     for (const auto& [first, second] : coverage.unseen()) std::printf("pair %s x %s\n", first.c_str(), second.c_str());
   }

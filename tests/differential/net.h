@@ -32,7 +32,7 @@ inline at::Tensor values(int64_t seed, at::IntArrayRef sizes) {
 DDP_SOURCE(Layer,
 struct Layer : torch::nn::Module {
   virtual at::Tensor forward(at::Tensor x) = 0;
-  bool used = true;
+  bool used = true, fails = false;
 });
 
 DDP_SOURCE(Net,

@@ -41,7 +41,7 @@ std::string training_of(const Program& program, int step) {
 }
 
 bool has_input(const Program& program, int step, int rank) {
-  if (!program.has("join")) return true;
+  if (!program.has("join") || program.is("join", "disabled")) return true;
   // The last rank has one step less, and where there are three steps the one before it, too.
   const int ranks = ranks_of(program, step);
   const int less = rank > 0 && rank == ranks - 1 ? 1 : rank > 1 && rank == ranks - 2 ? 2 : 0;

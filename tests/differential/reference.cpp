@@ -146,10 +146,16 @@ class Reference {
       inputs.push_back(values(seed, {rows[rank], 4}));
       targets.push_back(values(seed + 5, {rows[rank], 4}));
     }
+    OfRanks penalties(copies_.size());
+    const auto penalize = [&] {
+      for (size_t rank = 0; rank < penalties.size(); ++rank) penalties[rank] = penalty_of(copies_.parameters(rank));
+    };
+    if (program_.is("penalty", "before")) penalize();
     auto outputs = copies_.forward(inputs, step);
+    if (program_.is("penalty", "inside|after")) penalize();
     OfRanks losses, sums;
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
-      const auto penalty = program_.has("penalty") ? penalty_of(copies_.parameters(rank)) : at::Tensor();
+      const auto& penalty = penalties[rank];
       if (program_.is("penalty", "inside")) outputs[rank] = outputs[rank] + penalty;
       auto loss = loss_of(outputs[rank], targets[rank], !program_.is("loss", "sum"));
       if (program_.is("penalty", "before|after")) loss = loss + penalty;

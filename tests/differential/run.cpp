@@ -38,8 +38,11 @@ void build_net(RankRun& run) {
   const auto& self = run.self;
   DDP_DO(run.trace, net->to(torch::kDouble));
   run.trace.use("set_values");
-  // Other ranks begin elsewhere: rank 0's values count.
-  DDP_DO(run.trace, set_values(*net, 1 + self.rank));
+  if (run.program.is("buffers_of", "rank_0_later")) {
+    DDP_DO(run.trace, set_values(*net, 1));
+  } else {  // other ranks begin elsewhere: rank 0's values count
+    DDP_DO(run.trace, set_values(*net, 1 + self.rank));
+  }
 }
 
 }  // namespace
@@ -54,8 +57,11 @@ std::string RankRun::of_rank(const std::vector<int64_t>& numbers) const {
 }
 
 bool throws(const RankRun& run, int step, const std::string& place) {
-  return run.program.is("exception", place) && run.self.rank == run.self.size - 1 &&
-         step == run.program.number("steps") - 1;
+  const auto& program = run.program;
+  // What a rank throws between its collectives reaches the others in their next one.
+  const int in_step = program.number("steps") - (program.is("exception", "loop|optimizer") ? 2 : 1);
+  const int rank = program.has("join") ? 0 : run.self.size - 1;
+  return program.is("exception", place) && run.self.rank == rank && step == in_step;
 }
 
 std::unique_ptr<Training> wrap(RankRun& run) {
@@ -86,6 +92,19 @@ void Training::clip(torch::optim::Optimizer& optimizer) {
 
 void Training::join(const std::function<void()>& body) { body(); }
 
+void RankRun::add_calls() {
+  if (program.is("penalty", "inside")) {
+    trace.use("penalty_of");
+    DDP_DO(trace, net->calls.emplace_back([net = net.get()](at::Tensor x) { return x + penalty_of(unique(net->parameters())); }));
+  }
+  if (program.is("exception", "forward")) {
+    net->calls.emplace_back([this](at::Tensor x) {
+      if (layers[0]->fails) throw std::runtime_error(kDeliberate);
+      return x;
+    });
+  }
+}
+
 void RankRun::build() {
   build_net(*this);
   const bool before = program.is("groups", "before_wrapping") && label() == "ddp";
@@ -98,6 +117,10 @@ void RankRun::build() {
   }
   training = wrap(*this);
   if (!optimizer) optimizer = training->make_optimizer();
+  if (program.is("stepping", "in_backward")) {
+    trace.say("model->step_in_backward(optimizer);");
+    dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).step_in_backward(optimizer);
+  }
   no_grad.reset();
   if (program.has("scaler")) {
     trace.say("GradScaler scaler;");
@@ -155,6 +178,7 @@ void RankRun::run_step(int step) {
     dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).refresh();
   }
   for (auto& layer : layers) layer->used = uses_sometimes(program, step, self.rank);
+  hook_throws = throws(*this, step, "comm_hook");
   if (program.has("unused")) {
     std::vector<int64_t> used;
     for (int rank = 0; rank < self.size; ++rank) used.push_back(uses_sometimes(program, step, rank) ? 1 : 0);
@@ -202,7 +226,7 @@ void RankRun::forward(int step, int batch) {
     penalty = penalty_of(unique(net->parameters()));
   };
   if (program.is("penalty", "before")) penalize();
-  if (throws(*this, step, "forward")) throw std::runtime_error(kDeliberate);
+  for (auto& layer : layers) layer->fails = throws(*this, step, "forward");
   trace.say("auto y" + id + " = model->forward(x" + id + ");");
   auto y = training->forward(x);
   if (program.is("penalty", "after")) penalize();

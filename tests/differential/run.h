@@ -50,6 +50,8 @@ class RankRun {
 
   /// Runs the steps from the first one to the end, or to the reload.
   void run();
+  /// Adds to the net's calls what comes after its layers.
+  void add_calls();
 
   const Program& program;
   const Rank& self;
@@ -62,6 +64,7 @@ class RankRun {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   Record record;
   std::string folder;  ///< of checkpoints
+  bool hook_throws = false;  ///< the communication hook, in this step
 
   std::string label() const { return training_of(program, first_step); }
   int last_step() const {

@@ -81,8 +81,9 @@ struct Dropout : Layer {
 // The parameter has a gradient only where it is used.
 DDP_LAYER("sometimes", Sometimes,
 struct Sometimes : Layer {
-  at::Tensor forward(at::Tensor x) override { return used ? x * weight : x; }
+  at::Tensor forward(at::Tensor x) override { return (used ? x * weight : x) + bias; }
   at::Tensor weight = register_parameter("weight", torch::ones({4}));
+  at::Tensor bias = register_parameter("bias", torch::ones({4}));
 });
 
 }  // namespace ddp::differential

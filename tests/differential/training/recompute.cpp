@@ -8,12 +8,13 @@ namespace ddp::differential {
 void recompute(RankRun& run) {
   const auto& label = run.program.label("recompute");
   auto& net = run.net;
+  const auto segments = std::min<int64_t>(2, static_cast<int64_t>(run.layers.size()));
   if (label == "sequential") {
     torch::nn::Sequential parts;
-    run.trace.say("torch::nn::Sequential parts;");
+    run.trace.say("torch::nn::Sequential parts; const int64_t segments = " + std::to_string(segments) + ";");
     for (const auto& layer : run.layers) parts->push_back(layer);
     run.trace.say("for (auto& m : net->children()) parts->push_back(std::dynamic_pointer_cast<Layer>(m));");
-    DDP_DO(run.trace, net->calls = {[parts](at::Tensor x) mutable { return checkpoint_sequential(parts, 2, x); }});
+    DDP_DO(run.trace, net->calls = {[parts, segments](at::Tensor x) mutable { return checkpoint_sequential(parts, segments, x); }});
     return;
   }
   for (size_t i = 0; i < run.layers.size(); ++i) {

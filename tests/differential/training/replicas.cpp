@@ -59,6 +59,7 @@ class Replicas : public Training {
  public:
   explicit Replicas(RankRun& run) : Training(run) {
     recompute(run);
+    run.add_calls();
     const auto options = options_of(run);
     const auto& output = run.program.label("output");
     if (output == "tuple") {
@@ -166,6 +167,12 @@ class Replicas : public Training {
     const auto& label = run_.program.label("hook");
     const auto& self = run_.self;
     auto* model = base_;
+    if (label == "own") {
+      base_->register_comm_hook([this, inner = hooks::all_reduce(self.group)](GradBucket& bucket) {
+        if (run_.hook_throws) throw std::runtime_error(kDeliberate);
+        return inner(bucket);
+      });
+    }
     if (label == "all_reduce") DDP_DO(run_.trace, model->register_comm_hook(hooks::all_reduce(self.group)));
     if (label == "fp16") DDP_DO(run_.trace, model->register_comm_hook(hooks::fp16_compress(self.group)));
     if (label == "bf16") DDP_DO(run_.trace, model->register_comm_hook(hooks::bf16_compress(self.group)));

@@ -37,6 +37,7 @@ class Sharded : public Training {
     if (units == "pairs" || units == "nested") join_pairs(options);
     if (units == "sequential") make_sequential(options);
     recompute(run);
+    run.add_calls();
     if (units == "no_root") return;
     run.trace.say("FullyShardedDataParallel model(std::shared_ptr<Layer>(net), options);");
     root_ = std::make_unique<Unit>(std::shared_ptr<Layer>(run.net), options);
