@@ -231,6 +231,12 @@ Program draw(uint64_t seed, const Fixed& fixed) {
     const auto& layer = choice_of("layer");
     try_to_add(program, layer, random.weighted(layer.values, 1), fixed);
   }
+  // Something to train.
+  const auto labels = program.layers();
+  const auto is_bare = [](const std::string& label) {
+    return has_label("view|transposed|narrowed|unbound|in_place_on_input|dropout|frozen|tied", label);
+  };
+  if (std::all_of(labels.begin(), labels.end(), is_bare)) try_to_add(program, "layer=linear", fixed);
   return program;
 }
 

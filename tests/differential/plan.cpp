@@ -75,10 +75,10 @@ bool uses_sometimes(const Program& program, int step, int rank) {
 
 bool is_frozen(const Program& program, int step) { return program.is("change", "freeze") && step > 0; }
 
-std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters) {
+std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters, int step) {
   std::vector<size_t> all(parameters);
   std::iota(all.begin(), all.end(), 0);
-  if (program.is("groups", "reversed")) std::reverse(all.begin(), all.end());
+  if (program.is("groups", "reversed") || (step > 0 && program.is("groups", "reversed_later"))) std::reverse(all.begin(), all.end());
   if (!program.is("groups", "two") || parameters < 2) return {all};
   const auto middle = all.begin() + static_cast<long>((parameters + 1) / 2);
   return {{all.begin(), middle}, {middle, all.end()}};
@@ -89,9 +89,9 @@ void note(Record& record, const std::string& name, const at::Tensor& value) {
 }
 
 std::vector<torch::optim::OptimizerParamGroup> param_groups(
-    const Program& program, const std::vector<at::Tensor>& parameters) {
+    const Program& program, const std::vector<at::Tensor>& parameters, int step) {
   std::vector<torch::optim::OptimizerParamGroup> result;
-  for (const auto& group : groups_of(program, parameters.size())) {
+  for (const auto& group : groups_of(program, parameters.size(), step)) {
     std::vector<at::Tensor> members;
     for (const size_t i : group) members.push_back(parameters[i]);
     result.emplace_back(members);

@@ -41,8 +41,8 @@ bool uses_sometimes(const Program& program, int step, int rank);
 /// Whether parameters of the first layer are frozen in a step.
 bool is_frozen(const Program& program, int step);
 
-/// The optimizer's groups: indices of parameters, in the order that the optimizer gets them.
-std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters);
+/// The optimizer's groups: indices of parameters, in the order that an optimizer made at this step gets them.
+std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters, int step);
 
 /// What one rank, or the reference in its place, had: parameters, gradients, buffers, losses, by name.
 using Record = std::map<std::string, at::Tensor>;
@@ -82,6 +82,6 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups);
 /// Groups of parameters, where the second has a learning rate of its own.
 std::vector<torch::optim::OptimizerParamGroup> param_groups(
-    const Program& program, const std::vector<at::Tensor>& parameters);
+    const Program& program, const std::vector<at::Tensor>& parameters, int step);
 
 }  // namespace ddp::differential

@@ -48,11 +48,11 @@ class Groups {
         const bool two_hosts = backend == "two_hosts";
         const auto& name = two_hosts ? "gloo" : backend == "shm_direct" ? "shm" : backend;
         auto group = make_process_group(ProcessGroupOptions().backend(name).store(store).rank(rank)
-            .world_size(size).timeout(std::chrono::seconds(15)));
+            .world_size(size).timeout(std::chrono::seconds(8)));
         if (two_hosts && size > 2) {
           std::string hosts(static_cast<size_t>(size), 'a');
           std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 'b');
-          const auto timeout = std::chrono::seconds(15);
+          const auto timeout = std::chrono::seconds(8);
           const auto shared = testing::share_on_hosts(
               c10::make_intrusive<c10d::PrefixStore>("hosts", store), rank, hosts, timeout, timeout);
           TORCH_CHECK(shared.backend, shared.why_not);
@@ -82,6 +82,7 @@ class Surroundings {
   ~Surroundings() {
     torch::set_default_dtype(dtype_);
     std::locale::global(locale_);
+    TORCH_CHECK(::chdir("/tmp") == 0, "chdir");
     DirectGradient::least_bytes = usual_;
   }
 
@@ -209,12 +210,19 @@ std::string compare(const Program& program, const std::vector<Record>& got, cons
 }
 
 Outcome judge_failures(const Program& program, const Job& job, int size) {
-  const auto texts = refusals(program);
+  auto texts = refusals(program);
+  if (program.has("exception")) texts.push_back(kDeliberate);
   std::string all;
   for (const auto& [rank, failure] : job.failures_) {
     all += "\n  rank " + std::to_string(rank) + ": " + failure.text.substr(0, 400);
   }
-  if (program.has("exception")) {
+  const auto is_refused = [&](const auto& item) {
+    const auto has = [&](const std::string& part) { return item.second.text.find(part) != std::string::npos; };
+    return std::any_of(texts.begin(), texts.end(), has);
+  };
+  const bool all_threw = static_cast<int>(job.failures_.size()) == size;
+  if (all_threw && std::all_of(job.failures_.begin(), job.failures_.end(), is_refused)) return {};
+  if (program.has("exception") && texts.size() == 1) {
     if (static_cast<int>(job.failures_.size()) < size) return {"silence", "an exception on the last rank, and the others go on" + all};
     Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
     for (const auto& [rank, failure] : job.failures_) {
@@ -228,14 +236,7 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
     return {};
   }
   if (texts.empty()) return {"error", all};
-  for (const auto& [rank, failure] : job.failures_) {
-    const auto has = [&text = failure.text](const std::string& part) { return text.find(part) != std::string::npos; };
-    if (std::none_of(texts.begin(), texts.end(), has)) {
-      return {"error", "the documentation says \"" + texts[0] + "\"; got" + all};
-    }
-  }
-  if (static_cast<int>(job.failures_.size()) < size) return {"error", "not every rank threw:" + all};
-  return {};
+  return {"error", (all_threw ? "the documentation says \"" + texts[0] + "\"; got" : "not every rank threw:") + all};
 }
 
 Groups& groups() {
@@ -247,6 +248,8 @@ Groups& groups() {
 
 Outcome run_here(const Program& program) {
   const Surroundings surroundings(program);
+  std::optional<save_on_host> engine;
+  if (program.is("recompute", "saved_on_host")) engine.emplace();  // before a rank runs backward
   std::vector<Record> expected;
   const auto invalid = problem_of([&] { expected = reference(program); });
   if (!invalid.empty()) return {"invalid", first_line(invalid)};
@@ -255,8 +258,8 @@ Outcome run_here(const Program& program) {
   Job job(program, groups());
   job.run(folder ? folder->path() : "");
   if (!job.failures_.empty()) return judge_failures(program, job, program.number("ranks"));
-  if (program.has("exception")) return {"silence", "an exception was lost"};
   const auto texts = refusals(program);
+  if (program.has("exception") && texts.empty()) return {"silence", "an exception was lost"};
   if (!texts.empty()) return {"silence", "the documentation says \"" + texts[0] + "\", and no rank threw"};
   const auto differences = compare(program, job.records, expected);
   return differences.empty() ? Outcome{} : Outcome{"values", differences};

@@ -90,13 +90,14 @@ class Reference {
  private:
   void make_optimizer_anew() {
     optimizer_ = make_optimizer(
-        program_.label("optimizer"), param_groups(program_, copies_.parameters(0)));
+        program_.label("optimizer"), param_groups(program_, copies_.parameters(0), 0));
   }
 
   bool active(int step, size_t rank) const { return has_input(program_, step, static_cast<int>(rank)); }
 
   void run_step(int step) {
     optimizer_->zero_grad();
+    extra_.mutable_grad().reset();
     if (is_frozen(program_, step)) {
       for (size_t rank = 0; rank < copies_.size(); ++rank) {
         for (auto& p : copies_.layers(rank)[0]->parameters()) p.set_requires_grad(false);
@@ -159,6 +160,7 @@ class Reference {
       if (program_.is("penalty", "inside")) outputs[rank] = outputs[rank] + penalty;
       auto loss = loss_of(outputs[rank], targets[rank], !program_.is("loss", "sum"));
       if (program_.is("penalty", "before|after")) loss = loss + penalty;
+      if (program_.is("also_average", "yes")) loss = loss * (1 + extra_.sum());
       losses.push_back(loss);
       sums.push_back(outputs[rank].sum(0));
     }
@@ -219,10 +221,15 @@ class Reference {
         if (parameters[i].requires_grad()) leaves.push_back(parameters[i]), of.push_back(i);
       }
     }
+    leaves.push_back(extra_);
     const auto gradients = torch::autograd::grad({total}, leaves, {}, /*retain_graph=*/true, false, true);
     const auto parameters = copies_.parameters(0);
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (!gradients[i].defined()) continue;
+      if (i == of.size()) {
+        extra_.mutable_grad() = extra_.grad().defined() ? extra_.grad() + gradients[i] : gradients[i].clone();
+        break;
+      }
       auto& gradient = parameters[of[i]].mutable_grad();
       const auto dense = gradients[i].to_dense();
       gradient = gradient.defined() ? gradient + dense : dense.clone();
@@ -230,7 +237,7 @@ class Reference {
     if (program_.is("buffers_of", "rank_0|rank_0_later")) {
       size_t source = 0;
       for (size_t rank = 0; rank < copies_.size(); ++rank) {
-        if (program_.has("join") && active(step, rank)) source = rank;
+        if (program_.is("join", "default|by_active|optimizers") && active(step, rank)) source = rank;
       }
       for (size_t rank = 0; rank < copies_.size(); ++rank) {
         if (rank == source) continue;
@@ -252,6 +259,7 @@ class Reference {
   }
 
   void note_gradients(int step, size_t rank) {
+    if (extra_.grad().defined()) note(records_[rank], std::to_string(step) + " gradient of extra", extra_.grad());
     for (const auto& item : copies_.net().named_parameters()) {
       note(records_[rank], std::to_string(step) + " gradient of " + item.key(), item.value().grad());
     }
@@ -268,6 +276,7 @@ class Reference {
   const Program& program_;
   Copies copies_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  at::Tensor extra_ = values(3, {2}).requires_grad_();
   std::map<size_t, int64_t> counted_;  // samples since the last averaged pass
   std::vector<int64_t> samples_;       // of the averaged pass
   std::vector<Record> records_;

@@ -1,5 +1,7 @@
 #include "differential/run.h"
 
+#include <unistd.h>
+
 #include <sstream>
 
 namespace ddp::differential {
@@ -38,7 +40,7 @@ void build_net(RankRun& run) {
   const auto& self = run.self;
   DDP_DO(run.trace, net->to(torch::kDouble));
   run.trace.use("set_values");
-  if (run.program.is("buffers_of", "rank_0_later")) {
+  if (run.program.is("buffers_of", "rank_0_later") || run.program.is("sharding", "ignored")) {
     DDP_DO(run.trace, set_values(*net, 1));
   } else {  // other ranks begin elsewhere: rank 0's values count
     DDP_DO(run.trace, set_values(*net, 1 + self.rank));
@@ -68,16 +70,44 @@ std::unique_ptr<Training> wrap(RankRun& run) {
   return run.label() == "fsdp" ? wrap_sharded(run) : wrap_replicas(run);
 }
 
+namespace {
+
+/// SGD that throws where it is told to.
+class Throwing : public torch::optim::SGD {
+ public:
+  Throwing(const std::vector<at::Tensor>& parameters, const bool& throws)
+      : torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)), throws_(throws) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    if (throws_) throw std::runtime_error(kDeliberate);
+    return torch::optim::SGD::step(std::move(closure));
+  }
+
+ private:
+  const bool& throws_;
+};
+
+}  // namespace
+
+std::string plain_name(const std::string& name) {
+  static const std::vector<std::string> added{"module.", "layers.", "pair0.", "pair1.", "pair2."};
+  auto result = name;
+  for (const auto& part : added) {
+    for (size_t at; (at = result.find(part)) != std::string::npos;) result.erase(at, part.size());
+  }
+  return result;
+}
+
 std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
   std::vector<std::pair<std::string, at::Tensor>> result;
-  for (const auto& item : run_.net->named_parameters()) result.emplace_back(item.key(), item.value());
+  for (const auto& item : run_.net->named_parameters()) result.emplace_back(plain_name(item.key()), item.value());
   return result;
 }
 
 std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() {
   const auto parameters = unique(run_.net->parameters());
   run_.trace.use("unique");
-  return differential::make_optimizer(run_.program.label("optimizer"), param_groups(run_.program, parameters));
+  if (run_.program.is("exception", "optimizer")) return std::make_unique<Throwing>(parameters, run_.optimizer_throws);
+  return differential::make_optimizer(run_.program.label("optimizer"), param_groups(run_.program, parameters, run_.first_step));
 }
 
 void Training::clip(torch::optim::Optimizer& optimizer) {
@@ -113,9 +143,15 @@ void RankRun::build() {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   if (before) {
     optimizer = differential::make_optimizer(
-        program.label("optimizer"), param_groups(program, unique(net->parameters())));
+        program.label("optimizer"), param_groups(program, unique(net->parameters()), first_step));
   }
   training = wrap(*this);
+  if (program.is("also_average", "yes")) {
+    auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
+    trace.say("auto extra = values(3 + self.rank, {2}).requires_grad_();");
+    extra = values(3 + self.rank, {2}).requires_grad_();
+    DDP_DO(trace, model->also_average({extra}));
+  }
   if (!optimizer) optimizer = training->make_optimizer();
   if (program.is("stepping", "in_backward")) {
     trace.say("model->step_in_backward(optimizer);");
@@ -128,12 +164,24 @@ void RankRun::build() {
   }
 }
 
+/// Changes the process's working folder, while all ranks wait.
+void RankRun::change_folder(const std::string& path) {
+  trace.say("barrier(self.group); if (self.rank == 0) TORCH_CHECK(chdir(\"" + path + "\") == 0); barrier(self.group);");
+  barrier(self.group);
+  if (self.rank == 0) TORCH_CHECK(::chdir(path.c_str()) == 0, "chdir");
+  barrier(self.group);
+}
+
 void RankRun::run() {
   build();
   std::unique_ptr<Checkpointer> checkpointer;
   if (program.has("reload")) {
-    trace.say("Checkpointer checkpointer(\"" + folder + "\", CheckpointerOptions().process_group(self.group));");
-    checkpointer = std::make_unique<Checkpointer>(folder, CheckpointerOptions().process_group(self.group));
+    const bool moves = program.is("folder", "changes");
+    const auto path = moves ? "checkpoints" : folder;
+    if (moves) change_folder(folder);
+    trace.say("Checkpointer checkpointer(\"" + path + "\", CheckpointerOptions().process_group(self.group));");
+    checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(self.group));
+    if (moves) change_folder("/");
     training->add_to(*checkpointer);
     if (scaler_) checkpointer->add("scaler", *scaler_);
     if (first_step > 0) {
@@ -179,25 +227,30 @@ void RankRun::run_step(int step) {
   }
   for (auto& layer : layers) layer->used = uses_sometimes(program, step, self.rank);
   hook_throws = throws(*this, step, "comm_hook");
+  optimizer_throws = throws(*this, step, "optimizer");
   if (program.has("unused")) {
     std::vector<int64_t> used;
     for (int rank = 0; rank < self.size; ++rank) used.push_back(uses_sometimes(program, step, rank) ? 1 : 0);
     trace.say("for (auto& m : net->children()) std::dynamic_pointer_cast<Layer>(m)->used = " + of_rank(used) + ";");
   }
   run_passes(step);
+  if (program.is("sharding", "ignored")) {
+    auto& group = self.group;
+    DDP_DO(trace, for (auto& p : net->children()[0]->parameters()) if (p.grad().defined()) all_reduce(p.mutable_grad(), c10d::ReduceOp::AVG, group));
+  }
   if (throws(*this, step, "loop")) throw std::runtime_error(kDeliberate);
   const bool overflows = program.is("scaler", "overflow") && step == 0;
   if (scaler_) {
     auto& scaler = *scaler_;
     DDP_DO(trace, scaler.unscale_(optimizer));
   }
+  if (extra.defined()) note(record, std::to_string(step) + " gradient of extra", extra.grad()), extra.mutable_grad().reset();
   if (!overflows && training->has_whole_gradients()) {
     for (const auto& item : net->named_parameters()) {
-      note(record, std::to_string(step) + " gradient of " + item.key(), item.value().grad());
+      note(record, std::to_string(step) + " gradient of " + plain_name(item.key()), item.value().grad());
     }
   }
   if (!overflows) training->clip(optimizer);
-  if (throws(*this, step, "optimizer")) throw std::runtime_error(kDeliberate);
   if (scaler_) {
     auto& scaler = *scaler_;
     DDP_DO(trace, scaler.step(optimizer));
@@ -227,8 +280,13 @@ void RankRun::forward(int step, int batch) {
   };
   if (program.is("penalty", "before")) penalize();
   for (auto& layer : layers) layer->fails = throws(*this, step, "forward");
-  trace.say("auto y" + id + " = model->forward(x" + id + ");");
+  const bool on_host = program.is("recompute", "saved_on_host");
+  std::optional<save_on_host> saved;
+  if (on_host) saved.emplace();
+  trace.say("auto y" + id + " = " + (on_host ? "[&] { const save_on_host saved; return model->forward(x" + id + "); }();"
+                                              : "model->forward(x" + id + ");"));
   auto y = training->forward(x);
+  saved.reset();
   if (program.is("penalty", "after")) penalize();
   if (throws(*this, step, "output_hook")) {
     y.register_hook([](const at::Tensor&) { throw std::runtime_error(kDeliberate); });
@@ -240,6 +298,10 @@ void RankRun::forward(int step, int batch) {
   if (program.is("penalty", "before|after")) {
     trace.say("loss" + id + " = loss" + id + " + penalty" + id + ";");
     loss = loss + penalty;
+  }
+  if (program.is("also_average", "yes")) {
+    trace.say("loss" + id + " = loss" + id + " * (1 + extra.sum());");
+    loss = loss * (1 + extra.sum());
   }
   if (program.is("loss", "gathered")) {
     trace.use("add_gathered");
@@ -334,7 +396,7 @@ void RankRun::between(int step) {
 
 void RankRun::note_values(const std::string& when) {
   for (const auto& [name, value] : training->whole()) note(record, when + " parameter " + name, value);
-  for (const auto& item : net->named_buffers()) note(record, when + " buffer " + item.key(), item.value());
+  for (const auto& item : net->named_buffers()) note(record, when + " buffer " + plain_name(item.key()), item.value());
 }
 
 }  // namespace ddp::differential

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ddp/ddp.h>
+#include <ddp/fully_sharded.h>
 
 #include "differential/plan.h"
 
@@ -59,12 +60,14 @@ class RankRun {
   Trace& trace;
   std::shared_ptr<Net> net;
   std::vector<std::shared_ptr<Layer>> layers;
-  std::map<size_t, std::shared_ptr<torch::nn::Module>> units;  ///< layers that are units, by their number
+  std::map<size_t, FullyShardedDataParallel<std::shared_ptr<Layer>>> units;  ///< of single layers, by their number
+  at::Tensor extra;  ///< a tensor of no module that is averaged, too
   std::unique_ptr<Training> training;
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   Record record;
   std::string folder;  ///< of checkpoints
   bool hook_throws = false;  ///< the communication hook, in this step
+  bool optimizer_throws = false;
 
   std::string label() const { return training_of(program, first_step); }
   int last_step() const {
@@ -80,6 +83,7 @@ class RankRun {
   void forward(int step, int batch);
   void backward(const Pass& pass);
   void between(int step);
+  void change_folder(const std::string& path);
   void note_values(const std::string& when);
 
   std::map<int, at::Tensor> losses_;
@@ -90,6 +94,9 @@ class RankRun {
 constexpr const char* kDeliberate = "deliberate";
 /// Whether this rank throws here: on the last rank, in the last step.
 bool throws(const RankRun& run, int step, const std::string& place);
+
+/// A parameter's name in the net, without what wrappers and units add.
+std::string plain_name(const std::string& name);
 
 /// Wraps calls of a net's layers into checkpoints.
 void recompute(RankRun& run);

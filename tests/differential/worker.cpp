@@ -88,9 +88,11 @@ Worker::Worker() { ::signal(SIGPIPE, SIG_IGN); }
 Worker::~Worker() = default;
 
 Outcome Worker::run(const Program& program) {
-  if (child_ && child_->programs >= kProgramsOfOneChild) child_.reset();
+  // It replaces the process's autograd engine.
+  const bool alone = program.is("recompute", "saved_on_host");
+  if (child_ && (alone || child_->programs >= kProgramsOfOneChild)) child_.reset();
   if (!child_) child_ = std::make_unique<Child>();
-  ++child_->programs;
+  child_->programs += alone ? kProgramsOfOneChild : 1;
   std::string answer;
   write_all(child_->in, text_of(program) + '\0');
   const auto start = std::chrono::steady_clock::now();

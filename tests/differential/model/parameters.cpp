@@ -68,14 +68,18 @@ struct Squared : Layer {
 });
 
 DDP_SOURCE(Tied,
+// Uses the first square weight of the layers before it, and has one of its own where there is none.
 struct Tied : Layer {
-  explicit Tied(const at::Tensor& weight) : weight(weight) {}
-  at::Tensor forward(at::Tensor x) override { return torch::linear(x, weight); }
-  at::Tensor weight;
-});
-DDP_SOURCE(TiedMember,
-struct TiedMember : Layer {
-  explicit TiedMember(const at::Tensor& weight) : weight(register_parameter("weight", weight)) {}
+  Tied(const std::vector<at::Tensor>& earlier, bool is_member) {
+    for (const auto& p : earlier) {
+      if (!weight.defined() && p.sizes() == at::IntArrayRef({4, 4}) && p.requires_grad()) weight = p;
+    }
+    if (!weight.defined()) {
+      weight = register_parameter("weight", torch::ones({4, 4}, torch::kDouble));
+    } else if (is_member) {
+      register_parameter("weight", weight);
+    }
+  }
   at::Tensor forward(at::Tensor x) override { return torch::linear(x, weight); }
   at::Tensor weight;
 });
@@ -83,25 +87,21 @@ struct TiedMember : Layer {
 
 namespace {
 
-/// The first square weight of a layer before it, or one of its own.
-at::Tensor weight_of(const std::vector<std::shared_ptr<Layer>>& earlier) {
-  for (const auto& layer : earlier) {
-    for (auto& p : layer->parameters()) {
-      if (p.sizes() == at::IntArrayRef({4, 4}) && p.requires_grad()) return p;
-    }
-  }
-  return torch::ones({4, 4}, torch::kDouble).set_requires_grad(true);
-}
-template <typename L>
-LayerKind tied(const std::string& source) {
+LayerKind tied(bool is_member) {
   LayerKind kind;
-  kind.make = [](const Rank&, const auto& earlier) { return std::make_shared<L>(weight_of(earlier)); };
-  kind.source = source;
-  kind.call = "std::make_shared<" + source + ">(square_weight(net))";
+  kind.make = [is_member](const Rank&, const auto& earlier) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& layer : earlier) {
+      for (const auto& p : layer->parameters()) parameters.push_back(p);
+    }
+    return std::make_shared<Tied>(parameters, is_member);
+  };
+  kind.source = "Tied";
+  kind.call = std::string("std::make_shared<Tied>(net->parameters(), ") + (is_member ? "true)" : "false)");
   return kind;
 }
-const RegisteredLayer tied_layer("tied", tied<Tied>("Tied"));
-const RegisteredLayer tied_member_layer("tied_member", tied<TiedMember>("TiedMember"));
+const RegisteredLayer tied_layer("tied", tied(false));
+const RegisteredLayer tied_member_layer("tied_member", tied(true));
 
 }  // namespace
 }  // namespace ddp::differential

@@ -23,6 +23,13 @@ void recompute(RankRun& run) {
     const auto id = std::to_string(i);
     auto& call = net->calls[i];
     run.trace.say("{ auto layer = std::dynamic_pointer_cast<Layer>(net->children()[" + id + "]); auto& call = net->calls[" + id + "];");
+    const auto unit = run.units.find(i);
+    if (label == "each" && unit != run.units.end()) {
+      run.trace.say("call = [unit = unit" + id + "](at::Tensor x) mutable { return checkpoint(unit, x); };");
+      call = [unit = unit->second](at::Tensor x) mutable { return checkpoint(unit, x); };
+      run.trace.say("}");
+      continue;
+    }
     if (label == "each") DDP_DO(run.trace, call = [layer](at::Tensor x) mutable { return checkpoint(layer, x); });
     if (label == "functions") {
       DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) { return checkpoint(CheckpointOptions().parameters(layer->parameters()), inner, x); });

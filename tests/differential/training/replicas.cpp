@@ -59,8 +59,18 @@ class Replicas : public Training {
  public:
   explicit Replicas(RankRun& run) : Training(run) {
     recompute(run);
+    if (run.program.has("nested")) nest();
     run.add_calls();
-    const auto options = options_of(run);
+    auto options = options_of(run);
+    if (run.program.is("nested", "ignored")) {
+      std::vector<std::string> names;
+      run.trace.say("std::vector<std::string> names;");
+      for (const auto& item : run.net->named_parameters()) {
+        if (item.key().substr(0, 2) == "a.") names.push_back(item.key());
+      }
+      run.trace.say("for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") names.push_back(item.key());");
+      DDP_DO(run.trace, options.parameters_to_ignore(names));
+    }
     const auto& output = run.program.label("output");
     if (output == "tuple") {
       wrap_as<TupleNet>("TupleNet", options, [](auto& model, const at::Tensor& x) {
@@ -119,6 +129,17 @@ class Replicas : public Training {
   void add_to(Checkpointer& checkpointer) override { add_(checkpointer); }
 
  private:
+  /// Wraps the first layer on its own, as a part of the net.
+  void nest() {
+    auto& net = run_.net;
+    run_.trace.say("DistributedDataParallelOptions inner_options;");
+    run_.trace.say("DistributedDataParallel inner(std::dynamic_pointer_cast<Layer>(net->children()[0]), inner_options.process_group(self.group));");
+    auto options = DistributedDataParallelOptions().process_group(run_.self.group);
+    DistributedDataParallel inner(run_.layers[0], options);
+    DDP_DO(run_.trace, net->replace_module("a", inner.ptr()));
+    DDP_DO(run_.trace, net->calls[0] = [inner](at::Tensor x) mutable { return inner->forward(x); });
+  }
+
   template <typename N, typename Forward>
   void wrap_as(const std::string& source, const DistributedDataParallelOptions& options, Forward forward) {
     run_.trace.use(source);
@@ -143,7 +164,7 @@ class Replicas : public Training {
     const auto options = ZeroOptions()
                              .stage(label.find("zero2") == 0 ? 2 : 1)
                              .overlap(label.find("overlap") != std::string::npos);
-    const auto groups = param_groups(run_.program, unique(run_.net->parameters()));
+    const auto groups = param_groups(run_.program, unique(run_.net->parameters()), run_.first_step);
     const auto& kind = run_.program.label("optimizer");
     using namespace torch::optim;
     if (kind == "momentum") {

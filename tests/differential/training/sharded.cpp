@@ -19,6 +19,15 @@ FullyShardedOptions sharded_options(RankRun& run) {
   } else {
     DDP_DO(trace, options.process_group(self.group));
   }
+  if (p.is("sharding", "ignored")) {
+    std::vector<std::string> names;
+    for (const auto& item : run.net->named_parameters()) {
+      if (item.key().substr(0, 2) == "a.") names.push_back(item.key());
+    }
+    trace.say("std::vector<std::string> names;");
+    trace.say("for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") names.push_back(item.key());");
+    DDP_DO(trace, options.ignored_parameters(names));
+  }
   if (p.is("sharding", "kept")) DDP_DO(trace, options.reshard_after_forward(false));
   if (p.is("sharding", "no_prefetch")) DDP_DO(trace, options.prefetch(0));
   return options;
@@ -34,9 +43,9 @@ class Sharded : public Training {
     if (units == "each" || units == "no_root" || units == "nested") {
       for (size_t i = 0; i < run.layers.size(); ++i) make_unit(i, options);
     }
-    if (units == "pairs" || units == "nested") join_pairs(options);
+    if (units == "pairs" || units == "nested") recompute(run), join_pairs(options);
+    if (units == "each" || units == "no_root" || units == "root") recompute(run);
     if (units == "sequential") make_sequential(options);
-    recompute(run);
     run.add_calls();
     if (units == "no_root") return;
     run.trace.say("FullyShardedDataParallel model(std::shared_ptr<Layer>(net), options);");
@@ -57,7 +66,7 @@ class Sharded : public Training {
     if (root_) {
       whole.push_back(std::make_unique<SummonFullParams>(**root_));
     } else {
-      for (auto& [i, unit] : units_) whole.push_back(std::make_unique<SummonFullParams>(*unit));
+      for (auto& [i, unit] : run_.units) whole.push_back(std::make_unique<SummonFullParams>(*unit));
     }
     auto result = Training::whole();
     for (auto& item : result) item.second = item.second.detach().clone();
@@ -65,7 +74,7 @@ class Sharded : public Training {
   }
   void clip(torch::optim::Optimizer& optimizer) override {
     const auto& label = run_.program.label("clip");
-    auto& model = root_ ? **root_ : *units_.begin()->second;
+    auto& model = root_ ? **root_ : *run_.units.begin()->second;
     if (label == "2") {
       DDP_DO(run_.trace, clip_grad_norm_(model, 0.5));
     } else if (label == "1") {
@@ -90,18 +99,56 @@ class Sharded : public Training {
     run_.net->replace_module(run_.net->named_children()[i].key(), unit.ptr());
     run_.trace.say("net->calls[" + id + "] = [unit" + id + "](at::Tensor x) mutable { return unit" + id + "->forward(x); };");
     run_.net->calls[i] = [unit](at::Tensor x) mutable { return unit->forward(std::move(x)); };
-    run_.units[i] = unit.ptr();
-    units_.emplace(i, unit);
+    run_.units.emplace(i, unit);
   }
 
-  /// Makes a unit of the first half of the layers, and one of the others.
+  /// Puts each two layers into a net of their own, which becomes a unit.
   void join_pairs(const FullyShardedOptions& options) {
-    // TODO
-    (void)options;
+    auto& net = run_.net;
+    run_.trace.say("auto pairs = std::make_shared<Net>(); auto& flat = *net; std::shared_ptr<Net> pair;");
+    auto pairs = std::make_shared<Net>();
+    auto& flat = *net;
+    std::shared_ptr<Net> pair;
+    for (size_t i = 0; i < flat.calls.size(); ++i) {
+      run_.trace.say("{ const size_t i = " + std::to_string(i) + ";");
+      if (i % 2 == 0) DDP_DO(run_.trace, pair = std::make_shared<Net>());
+      DDP_DO(run_.trace, pair->register_module(flat.named_children()[i].key(), flat.named_children()[i].value()));
+      DDP_DO(run_.trace, pair->calls.push_back(flat.calls[i]));
+      if (i % 2 == 1 || i + 1 == flat.calls.size()) add_pair(*pairs, pair, i / 2, options);
+      run_.trace.say("}");
+    }
+    DDP_DO(run_.trace, net = pairs);
   }
-  void make_sequential(const FullyShardedOptions& options) { (void)options; }
+  void add_pair(Net& pairs, std::shared_ptr<Net> pair, size_t number, const FullyShardedOptions& options) {
+    const auto name = "pair" + std::to_string(number);
+    if (pair->parameters().empty()) {
+      run_.trace.say("pairs->add(\"" + name + "\", pair);");
+      pairs.add(name, pair);
+      return;
+    }
+    run_.trace.say("FullyShardedDataParallel unit(std::shared_ptr<Layer>(pair), options);");
+    Unit unit(pair, options);
+    run_.trace.say("pairs->register_module(\"" + name + "\", unit.ptr());");
+    pairs.register_module(name, unit.ptr());
+    run_.trace.say("pairs->calls.push_back([unit](at::Tensor x) mutable { return unit->forward(x); });");
+    pairs.calls.push_back([unit](at::Tensor x) mutable { return unit->forward(std::move(x)); });
+  }
 
-  std::map<size_t, Unit> units_;
+  /// Lets fully_shard() cut a Sequential of all layers.
+  void make_sequential(const FullyShardedOptions& options) {
+    auto& net = run_.net;
+    auto& trace = run_.trace;
+    trace.say("torch::nn::Sequential layers; auto cut = std::make_shared<Net>();");
+    torch::nn::Sequential layers;
+    auto cut = std::make_shared<Net>();
+    for (size_t i = 0; i < run_.layers.size(); ++i) layers->push_back(layer_name(i), run_.layers[i]);
+    trace.say("for (auto& child : net->named_children()) layers->push_back(child.key(), std::dynamic_pointer_cast<Layer>(child.value()));");
+    DDP_DO(trace, fully_shard(layers, 1, options));
+    DDP_DO(trace, cut->register_module("layers", layers));
+    DDP_DO(trace, cut->calls.push_back([layers](at::Tensor x) mutable { return layers->forward(x); }));
+    DDP_DO(trace, net = cut);
+  }
+
   std::unique_ptr<Unit> root_;
 };
 
