@@ -227,7 +227,8 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
     Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
     for (const auto& [rank, failure] : job.failures_) {
       first = std::min(first, failure.at), last = std::max(last, failure.at);
-      const bool ends = program.is("exception", "loop|optimizer");
+      const bool ends = program.is("exception", "loop") ||
+                        (program.is("exception", "optimizer") && !program.is("stepping", "in_backward"));
       if (!ends && failure.text.find(kDeliberate) == std::string::npos) {
         return {"error", "the cause is not in each text:" + all};
       }

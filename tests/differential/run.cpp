@@ -181,13 +181,13 @@ void RankRun::run() {
     if (moves) change_folder(folder);
     trace.say("Checkpointer checkpointer(\"" + path + "\", CheckpointerOptions().process_group(self.group));");
     checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(self.group));
-    if (moves) change_folder("/");
     training->add_to(*checkpointer);
     if (scaler_) checkpointer->add("scaler", *scaler_);
     if (first_step > 0) {
       trace.say("checkpointer.load_latest();");
-      checkpointer->load_latest();
+      TORCH_CHECK(checkpointer->load_latest(), "the checkpoint is lost");
     }
+    if (moves) change_folder("/");
   }
   if (program.has("join")) trace.say("const auto body = [&] {");
   const auto body = [&] {
