@@ -98,6 +98,9 @@ bool throws(const RankRun& run, int step, const std::string& place);
 /// A parameter's name in the net, without what wrappers and units add.
 std::string plain_name(const std::string& name);
 
+/// A collective of the program's own.
+void run_collective(RankRun& run);
+
 /// Wraps calls of a net's layers into checkpoints.
 void recompute(RankRun& run);
 
