@@ -175,12 +175,12 @@ std::string excluded(const Program& program) {
   return "";
 }
 
-std::vector<std::string> refusals(const Program& program) {
+std::vector<std::string> refusals(const Program& program, bool certain) {
   std::vector<std::string> result;
   for (const auto& rule : rules()) {
-    if (!rule.text.empty() && program.holds(rule)) {
-      result.push_back(rule.text);
-    }
+    if (rule.text.empty() || !program.holds(rule)) continue;
+    const bool may = rule.text[0] == '?';
+    if (!certain || !may) result.push_back(rule.text.substr(may ? 1 : 0));
   }
   return result;
 }

@@ -82,8 +82,9 @@ Program parse(const std::string& text);
 
 /// Why two of its choices do not stand together; "" where all do.
 std::string excluded(const Program& program);
-/// The texts of the errors that the documentation says for it: an error has to have one of them.
-std::vector<std::string> refusals(const Program& program);
+/// The texts of the errors that the documentation says for it: an error has to have one of them. `certain`: only
+/// those that have to come.
+std::vector<std::string> refusals(const Program& program, bool certain = false);
 
 /// All pairs of values that no rule keeps apart, "a=b x c=d" in alphabetical order.
 const std::vector<std::pair<std::string, std::string>>& pairs();

@@ -159,8 +159,14 @@ void RankRun::build() {
   }
   no_grad.reset();
   if (program.has("scaler")) {
-    trace.say("GradScaler scaler;");
-    scaler_ = std::make_unique<GradScaler>();
+    GradScalerOptions options;
+    trace.say("GradScalerOptions scaler_options;");
+    if (label() == "fsdp") {
+      trace.say("scaler_options.found_inf_groups({self.group});");
+      options.found_inf_groups({self.group});
+    }
+    trace.say("GradScaler scaler(scaler_options);");
+    scaler_ = std::make_unique<GradScaler>(options);
   }
 }
 
