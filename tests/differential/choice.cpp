@@ -217,9 +217,14 @@ Program draw(uint64_t seed, const Fixed& fixed) {
   constexpr uint64_t kStride = 7'368'787;  // a prime
   for (uint64_t i = 0; i < 3; ++i) {
     const auto& [first, second] = all[(3 * seed + i) % all.size() * kStride % all.size()];
-    if (program.taken().size() + 2 > 5) break;
     try_to_add(program, first, fixed);
     try_to_add(program, second, fixed);
+  }
+  // Of what every program has: each by its weight.
+  for (const auto& choice : choices()) {
+    if (choice.always && !program.has(choice.name)) {
+      try_to_add(program, choice, random.weighted(choice.values, 0), fixed);
+    }
   }
   // Then some more, each by its weight; unevenly many, so that small programs come, too.
   const auto more = random.below(5);

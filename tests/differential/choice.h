@@ -21,6 +21,7 @@ struct Choice {
   std::string name;
   std::vector<Value> values;
   int slots = 1;
+  bool always = false;  ///< drawn in every program, by weight, and not only where its turn comes
 };
 
 /// The table of all choices.

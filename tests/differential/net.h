@@ -32,6 +32,7 @@ inline at::Tensor values(int64_t seed, at::IntArrayRef sizes) {
 DDP_SOURCE(Layer,
 struct Layer : torch::nn::Module {
   virtual at::Tensor forward(at::Tensor x) = 0;
+  virtual void use_clones() {}
   bool used = true, fails = false;
 });
 
@@ -46,6 +47,13 @@ struct Net : Layer {
     return x;
   }
   std::vector<std::function<at::Tensor(at::Tensor)>> calls;
+});
+
+// A weight at both ends of a pipeline.
+DDP_SOURCE(Table,
+struct Table : Layer {
+  at::Tensor forward(at::Tensor x) override { return x.matmul(weight); }
+  at::Tensor weight = register_parameter("weight", torch::ones({4, 4}));
 });
 
 /// Gives parameters and floating buffers values that follow from their names; `offset` makes others.
@@ -79,6 +87,8 @@ struct LayerKind {
   std::function<OfRanks(const std::vector<std::shared_ptr<Layer>>& layers, const OfRanks& x)> together = nullptr;
   /// In place of `make` in the reference, with the same names; for layers that need a group.
   std::function<std::shared_ptr<Layer>()> alone = nullptr;
+  /// For layers that are cut over the mesh's ranks of "tp", which `make` gets: the name of `alone` in sources().
+  std::string whole_source = "";
 };
 
 /// All layers by their label.

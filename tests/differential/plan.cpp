@@ -35,6 +35,30 @@ int ranks_of(const Program& program, int step) {
   return program.is("reload", "one_rank") ? 1 : program.is("reload", "more_ranks") ? ranks + 1 : ranks;
 }
 
+bool is_pipeline(const Program& program, int step) { return training_of(program, step) == "pipeline"; }
+
+Axes axes_of(const Program& program, int step) {
+  const int ranks = ranks_of(program, step);
+  Axes axes;
+  const int tp = program.has("mesh") ? program.label("mesh")[2] - '0' : 1, dp = program.has("stage") ? 2 : 1;
+  if (ranks % tp == 0) axes.tp = tp;
+  axes.dp = ranks / axes.tp;
+  if (is_pipeline(program, step)) {
+    axes.pp = axes.dp % dp == 0 ? axes.dp / dp : axes.dp;
+    axes.dp /= axes.pp;
+  }
+  return axes;
+}
+
+std::vector<int64_t> stages_of(const Program& program, int stages) {
+  const auto layers = static_cast<int64_t>(program.layers().size());
+  std::vector<int64_t> result;
+  for (int64_t i = 0; i < layers; ++i) {
+    result.push_back(program.is("cut", "even") ? i * stages / layers : program.is("cut", "first") ? 0 : stages - 1);
+  }
+  return result;
+}
+
 std::string training_of(const Program& program, int step) {
   const bool other = step >= reload_step(program) && program.has("resumed_as");
   return program.label(other ? "resumed_as" : "training");
@@ -43,22 +67,23 @@ std::string training_of(const Program& program, int step) {
 bool has_input(const Program& program, int step, int rank) {
   if (!program.has("join") || program.is("join", "disabled")) return true;
   // The last rank has one step less, and where there are three steps the one before it, too.
-  const int ranks = ranks_of(program, step);
+  const int ranks = axes_of(program, step).dp;
   const int less = rank > 0 && rank == ranks - 1 ? 1 : rank > 1 && rank == ranks - 2 ? 2 : 0;
   return step < std::max(0, program.number("steps") - less);
 }
 
 std::vector<int64_t> rows_of(const Program& program, int step, int batch) {
-  std::vector<int64_t> rows;
   const auto& label = program.label("rows");
-  const int ranks = ranks_of(program, step);
-  for (int rank = 0; rank < ranks; ++rank) {
+  const auto axes = axes_of(program, step);
+  const int ranks = axes.pp * axes.dp;
+  const int64_t more = is_pipeline(program, step) ? 1 : 0;  // than micro-batches
+  std::vector<int64_t> rows(static_cast<size_t>(axes.dp), label == "one" ? 1 : more);
+  for (int rank = 0; rank < ranks && label != "one"; ++rank) {
     int64_t own = 3;
     if (label == "uneven") own = 2 + (rank * 2 + step + batch) % 4;
     if (label == "empty_rank" && rank == (step + 1) % ranks) own = ranks == 1 ? 2 : 0;
     if (label == "empty_pass" && batch == 1) own = 0;
-    if (label == "one") own = 1;
-    rows.push_back(own);
+    rows[static_cast<size_t>(rank % axes.dp)] += own;
   }
   return rows;
 }
@@ -68,7 +93,7 @@ int64_t data_seed(int step, int batch, int rank) { return 1000 + 100 * step + 10
 bool uses_sometimes(const Program& program, int step, int rank) {
   const auto& label = program.label("unused");
   if (label == "all_ranks") return false;
-  if (label == "one_rank") return rank != ranks_of(program, step) - 1;
+  if (label == "one_rank") return rank != axes_of(program, step).dp - 1;
   if (label == "by_step") return (step + rank) % 2 == 0;
   return true;
 }

@@ -25,14 +25,23 @@ bool forwards_come_first(const Program& program);
 
 /// The ranks that run a step: another number after the checkpoint, where one is loaded by others.
 int ranks_of(const Program& program, int step);
+/// How the ranks of a step are laid out: stages, replicas, ranks that share layers (the fastest axis).
+struct Axes {
+  int pp = 1, dp = 1, tp = 1;
+};
+Axes axes_of(const Program& program, int step);
+bool is_pipeline(const Program& program, int step);
+/// The stage of each layer in a pipeline.
+std::vector<int64_t> stages_of(const Program& program, int stages);
+
 /// The step before which the run ends, and goes on from its checkpoint; the number of steps where none.
 int reload_step(const Program& program);
 /// How the run trains, before and after that.
 std::string training_of(const Program& program, int step);
-/// Whether a rank has input for a step (of a join).
+/// Whether a replica has input for a step (of a join).
 bool has_input(const Program& program, int step, int rank);
 
-/// The rows of each rank in a batch, and the number that makes its values.
+/// The rows of each replica in a batch, and the number that makes its values.
 std::vector<int64_t> rows_of(const Program& program, int step, int batch);
 int64_t data_seed(int step, int batch, int rank);
 
@@ -49,7 +58,8 @@ using Record = std::map<std::string, at::Tensor>;
 void note(Record& record, const std::string& name, const at::Tensor& value);
 
 /// The records of all ranks after the whole program, by one process in double, with LibTorch alone.
-std::vector<Record> reference(const Program& program);
+/// A noise that is not 0 has it round as the ranks may (rounding.h).
+std::vector<Record> reference(const Program& program, uint64_t noise = 0);
 
 // clang-format off: the text of this code is printed
 DDP_SOURCE(loss_of,

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "differential/rounding.h"
 #include "differential/run.h"
 #include "differential/worker.h"
 #include "reducer/gradients/direct_gradient.h"
@@ -155,12 +156,7 @@ class Job {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// The least tolerance of a program: beside the largest value of a tensor.
-double tolerance(const Program& program) {
-  return program.is("hook", "fp16|bf16") ? 0.1 : 1e-9;
-}
-
-std::string difference(const std::string& name, int rank, const at::Tensor& got, const at::Tensor& expected, double bound) {
+std::string difference(const std::string& name, int rank, const at::Tensor& got, const at::Tensor& expected, double allowed) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
   text << name << " on rank " << rank << ": ";
@@ -178,7 +174,7 @@ std::string difference(const std::string& name, int rank, const at::Tensor& got,
   const auto a = got.to(as).flatten(), b = expected.to(as).flatten();
   const auto difference = (a - b).abs();
   const double largest = difference.max().item<double>();
-  if (largest <= bound * (b.abs().max().item<double>() + 1e-3)) return "";
+  if (largest <= allowed + 1e-9 * (b.abs().max().item<double>() + 1e-3)) return "";
   const auto at = difference.argmax().item<int64_t>();
   text.precision(12);
   text << "element " << at << " is " << torch::real(a[at]).item<double>() << ", one process has "
@@ -189,11 +185,12 @@ std::string difference(const std::string& name, int rank, const at::Tensor& got,
 std::string compare(const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
   std::string text;
   int lines = 0;
+  auto bounds = bounds_of(program, expected);
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     for (const auto& [name, value] : expected[rank]) {
       const auto found = got.at(rank).find(name);
       if (found == got[rank].end()) continue;
-      const auto line = difference(name, static_cast<int>(rank), found->second, value, tolerance(program));
+      const auto line = difference(name, static_cast<int>(rank), found->second, value, bounds[rank][name]);
       if (!line.empty() && ++lines <= 6) text += "\n  " + line;
     }
   }
@@ -202,6 +199,7 @@ std::string compare(const Program& program, const std::vector<Record>& got, cons
     for (const auto& [name, value] : got[rank]) {
       if (name.find(" parameter ") == std::string::npos) continue;
       const auto& first = got[0].find(name);
+      if (!are_equal_after(program, name[0] == 'e' ? program.number("steps") - 1 : std::stoi(name))) continue;
       if (first == got[0].end() || !value.defined() || at::equal(first->second, value)) continue;
       if (++lines <= 6) text += "\n  " + name + " is not rank 0's on rank " + std::to_string(rank);
     }

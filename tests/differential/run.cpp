@@ -1,3 +1,4 @@
+#include "differential/rounding.h"
 #include "differential/run.h"
 
 #include <unistd.h>
@@ -23,6 +24,10 @@ struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
 });
 // clang-format on
 
+bool begins_equal(const RankRun& run) {
+  return run.program.is("buffers_of", "rank_0_later") || run.program.is("sharding", "ignored") || run.label() == "pipeline" || run.label() == "averager";
+}
+
 /// The layers of a program, as one rank makes them.
 void build_net(RankRun& run) {
   run.trace.use("Net");
@@ -33,18 +38,28 @@ void build_net(RankRun& run) {
     const auto& kind = layer_kinds().at(labels[i]);
     run.trace.use(kind.source);
     run.trace.say("net->add(\"" + layer_name(i) + "\", " + kind.call + ");");
-    run.layers.push_back(kind.make(run.self, run.layers));
+    run.layers.push_back(kind.make(kind.whole_source.empty() ? run.self : run.tp, run.layers));
+    if (run.program.is("cloned", "yes")) {
+      run.trace.say("std::dynamic_pointer_cast<Layer>(net->children().back())->use_clones();");
+      run.layers.back()->use_clones();
+    }
     run.net->add(layer_name(i), run.layers.back());
   }
   auto& net = run.net;
   const auto& self = run.self;
-  DDP_DO(run.trace, net->to(torch::kDouble));
+  if (precision_of(run.program).module == torch::kFloat) {
+    DDP_DO(run.trace, net->to(torch::kFloat));
+  } else {
+    DDP_DO(run.trace, net->to(torch::kDouble));
+  }
   run.trace.use("set_values");
-  if (run.program.is("buffers_of", "rank_0_later") || run.program.is("sharding", "ignored")) {
+  if (begins_equal(run)) {
     DDP_DO(run.trace, set_values(*net, 1));
   } else {  // other ranks begin elsewhere: rank 0's values count
     DDP_DO(run.trace, set_values(*net, 1 + self.rank));
   }
+  set_cut_values(run);
+  for (const auto& item : net->named_parameters()) run.parameters.insert(item.key());
 }
 
 }  // namespace
@@ -62,11 +77,15 @@ bool throws(const RankRun& run, int step, const std::string& place) {
   const auto& program = run.program;
   // What a rank throws between its collectives reaches the others in their next one.
   const int in_step = program.number("steps") - (program.is("exception", "loop|optimizer") ? 2 : 1);
-  const int rank = program.has("join") ? 0 : run.self.size - 1;
-  return program.is("exception", place) && run.self.rank == rank && step == in_step;
+  const int rank = program.has("join") ? 0 : run.world.size - 1;
+  return program.is("exception", place) && run.world.rank == rank && step == in_step;
 }
 
+at::Tensor throws_in_backward(const at::Tensor& loss) { return ThrowsInBackward::apply(loss); }
+
 std::unique_ptr<Training> wrap(RankRun& run) {
+  if (run.label() == "pipeline") return wrap_pipeline(run);
+  if (run.label() == "averager" || run.label() == "diloco") return wrap_by_themselves(run);
   return run.label() == "fsdp" ? wrap_sharded(run) : wrap_replicas(run);
 }
 
@@ -89,7 +108,7 @@ class Throwing : public torch::optim::SGD {
 }  // namespace
 
 std::string plain_name(const std::string& name) {
-  static const std::vector<std::string> added{"module.", "layers.", "pair0.", "pair1.", "pair2."};
+  static const std::vector<std::string> added{"module.", "layers.", "pair0.", "pair1.", "pair2.", "chunk0.", "chunk1."};
   auto result = name;
   for (const auto& part : added) {
     for (size_t at; (at = result.find(part)) != std::string::npos;) result.erase(at, part.size());
@@ -98,6 +117,7 @@ std::string plain_name(const std::string& name) {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
+  if (run_.program.has("mesh")) return gathered(run_, wrapper());
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& item : run_.net->named_parameters()) result.emplace_back(plain_name(item.key()), item.value());
   return result;
@@ -112,6 +132,13 @@ std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() {
 
 void Training::clip(torch::optim::Optimizer& optimizer) {
   const auto& label = run_.program.label("clip");
+  if (run_.program.has("mesh") && run_.label() == "ddp" && label != "value") {
+    auto* model = &wrapper();
+    if (label == "2") DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5));
+    if (label == "1") DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5, 1));
+    if (label == "inf") DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5, INFINITY));
+    return;
+  }
   if (label == "2") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5));
   if (label == "1") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5, 1));
   if (label == "inf") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5, INFINITY));
@@ -121,6 +148,7 @@ void Training::clip(torch::optim::Optimizer& optimizer) {
 }
 
 void Training::join(const std::function<void()>& body) { body(); }
+void Training::step(torch::optim::Optimizer& optimizer) { DDP_DO(run_.trace, optimizer.step()); }
 
 void RankRun::add_calls() {
   if (program.is("penalty", "inside")) {
@@ -135,7 +163,20 @@ void RankRun::add_calls() {
   }
 }
 
+void RankRun::make_scaler() {
+  if (!program.has("scaler")) return;
+  GradScalerOptions scaler_options;
+  trace.say("GradScalerOptions scaler_options;");
+  const bool sharded = label() == "fsdp";
+  if (sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group, pp.group, tp.group}));
+  if (!sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({pp.group, tp.group}));
+  if (sharded && !pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group}));
+  trace.say("GradScaler scaler(scaler_options);");
+  scaler = std::make_unique<GradScaler>(scaler_options);
+}
+
 void RankRun::build() {
+  make_mesh(*this);
   build_net(*this);
   const bool before = program.is("groups", "before_wrapping") && label() == "ddp";
   std::unique_ptr<c10::NoGradGuard> no_grad;
@@ -145,6 +186,7 @@ void RankRun::build() {
     optimizer = differential::make_optimizer(
         program.label("optimizer"), param_groups(program, unique(net->parameters()), first_step));
   }
+  make_scaler();
   training = wrap(*this);
   if (program.is("also_average", "yes")) {
     auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
@@ -153,29 +195,24 @@ void RankRun::build() {
     DDP_DO(trace, model->also_average({extra}));
   }
   if (!optimizer) optimizer = training->make_optimizer();
+  if (program.has("schedule_of_rate")) make_schedule(*this);
   if (program.is("stepping", "in_backward")) {
     trace.say("model->step_in_backward(optimizer);");
     dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).step_in_backward(optimizer);
   }
   no_grad.reset();
-  if (program.has("scaler")) {
-    GradScalerOptions options;
-    trace.say("GradScalerOptions scaler_options;");
-    if (label() == "fsdp") {
-      trace.say("scaler_options.found_inf_groups({self.group});");
-      options.found_inf_groups({self.group});
-    }
-    trace.say("GradScaler scaler(scaler_options);");
-    scaler_ = std::make_unique<GradScaler>(options);
-  }
 }
+
+/// All ranks, as the printed program calls them.
+std::string world_name(const RankRun& run) { return run.pp.group ? "world" : "self"; }
 
 /// Changes the process's working folder, while all ranks wait.
 void RankRun::change_folder(const std::string& path) {
-  trace.say("barrier(self.group); if (self.rank == 0) TORCH_CHECK(chdir(\"" + path + "\") == 0); barrier(self.group);");
-  barrier(self.group);
-  if (self.rank == 0) TORCH_CHECK(::chdir(path.c_str()) == 0, "chdir");
-  barrier(self.group);
+  const std::string all = world_name(*this);
+  trace.say("barrier(" + all + ".group); if (" + all + ".rank == 0) TORCH_CHECK(chdir(\"" + path + "\") == 0); barrier(" + all + ".group);");
+  barrier(world.group);
+  if (world.rank == 0) TORCH_CHECK(::chdir(path.c_str()) == 0, "chdir");
+  barrier(world.group);
 }
 
 void RankRun::run() {
@@ -185,10 +222,11 @@ void RankRun::run() {
     const bool moves = program.is("folder", "changes");
     const auto path = moves ? "checkpoints" : folder;
     if (moves) change_folder(folder);
-    trace.say("Checkpointer checkpointer(\"" + path + "\", CheckpointerOptions().process_group(self.group));");
-    checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(self.group));
+    trace.say("Checkpointer checkpointer(\"" + path + "\", CheckpointerOptions().process_group(" + world_name(*this) + ".group));");
+    checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(world.group));
     training->add_to(*checkpointer);
-    if (scaler_) checkpointer->add("scaler", *scaler_);
+    if (scaler) checkpointer->add("scaler", *scaler);
+    if (schedule) DDP_DO(trace, checkpointer->add("schedule", *schedule));
     if (first_step > 0) {
       trace.say("checkpointer.load_latest();");
       TORCH_CHECK(checkpointer->load_latest(), "the checkpoint is lost");
@@ -218,7 +256,7 @@ void RankRun::run() {
     trace.say("checkpointer.wait();");
     checkpointer->wait();
   }
-  if (last_step() == program.number("steps")) note_values("end");
+  if (last_step() == program.number("steps")) training->finish(), note_values("end");
 }
 
 void RankRun::run_step(int step) {
@@ -245,26 +283,31 @@ void RankRun::run_step(int step) {
     DDP_DO(trace, for (auto& p : net->children()[0]->parameters()) if (p.grad().defined()) all_reduce(p.mutable_grad(), c10d::ReduceOp::AVG, group));
   }
   if (throws(*this, step, "loop")) throw std::runtime_error(kDeliberate);
-  const bool overflows = program.is("scaler", "overflow") && step == 0;
-  if (scaler_) {
-    auto& scaler = *scaler_;
+  bool overflows = false;
+  for (int rank = 0; rank < self.size; ++rank) overflows = overflows || differential::overflows(program, step, rank);
+  if (scaler) {
+    auto& scaler = *this->scaler;
     DDP_DO(trace, scaler.unscale_(optimizer));
   }
   if (extra.defined()) note(record, std::to_string(step) + " gradient of extra", extra.grad()), extra.mutable_grad().reset();
   if (!overflows && training->has_whole_gradients()) {
     for (const auto& item : net->named_parameters()) {
-      note(record, std::to_string(step) + " gradient of " + plain_name(item.key()), item.value().grad());
+      const auto name = plain_name(item.key());
+      if (parameters_cut.count(name) == 0) note(record, std::to_string(step) + " gradient of " + name, item.value().grad());
     }
   }
   if (!overflows) training->clip(optimizer);
-  if (scaler_) {
-    auto& scaler = *scaler_;
+  if (scaler) {
+    auto& scaler = *this->scaler;
     DDP_DO(trace, scaler.step(optimizer));
     DDP_DO(trace, scaler.update());
   } else if (!program.is("stepping", "in_backward")) {
-    DDP_DO(trace, optimizer.step());
+    training->step(optimizer);
   }
+  training->after_step();
+  if (schedule) DDP_DO(trace, schedule->step());
   note_values(std::to_string(step));
+  if (program.has("drawing")) draw_in_turn(*this, step);
   between(step);
 }
 
@@ -274,8 +317,8 @@ void RankRun::forward(int step, int batch) {
   const auto seed = data_seed(step, batch, self.rank);
   const auto text = "values(" + std::to_string(data_seed(step, batch, 0)) + " + self.rank";
   trace.use("values");
-  trace.say("auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4});");
-  auto x = values(seed, {rows[static_cast<size_t>(self.rank)], 4});
+  trace.say("auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4})" + cast_of_input(program) + ";");
+  auto x = cast_input(program, values(seed, {rows[static_cast<size_t>(self.rank)], 4}));
   trace.say("auto target" + id + " = " + text + " + 5, {" + of_rank(rows) + ", 4});");
   const auto target = values(seed + 5, {rows[static_cast<size_t>(self.rank)], 4});
   at::Tensor penalty;
@@ -289,9 +332,11 @@ void RankRun::forward(int step, int batch) {
   const bool on_host = program.is("recompute", "saved_on_host");
   std::optional<save_on_host> saved;
   if (on_host) saved.emplace();
-  trace.say("auto y" + id + " = " + (on_host ? "[&] { const save_on_host saved; return model->forward(x" + id + "); }();"
+  auto cast = autocast(program);
+  trace.say("auto y" + id + " = " + (cast ? "[&] { const AutocastGuard autocast(torch::kCPU); return model->forward(x" + id + "); }();" : on_host ? "[&] { const save_on_host saved; return model->forward(x" + id + "); }();"
                                               : "model->forward(x" + id + ");"));
   auto y = training->forward(x);
+  cast.reset();
   saved.reset();
   if (program.is("penalty", "after")) penalize();
   if (throws(*this, step, "output_hook")) {
@@ -316,13 +361,13 @@ void RankRun::forward(int step, int batch) {
   }
   note(record, std::to_string(step) + " loss of batch " + id, loss);
   if (throws(*this, step, "loss_function")) loss = ThrowsInBackward::apply(loss);
-  if (program.is("scaler", "overflow") && step == 0) {
-    trace.say("loss" + id + " = loss" + id + " * 1e306;");
-    loss = loss * 1e306;
+  if (program.is("scaler", "overflow|one_rank") && step == 0) {
+    trace.say("loss" + id + " = loss" + id + " * " + (program.is("scaler", "overflow") ? "1e306;" : "(self.rank == self.size - 1 ? 1e306 : 1);"));
+    loss = loss * (overflows(program, step, self.rank) ? 1e306 : 1);
   }
-  if (scaler_) {
+  if (scaler) {
     trace.say("loss" + id + " = scaler.scale(loss" + id + ");");
-    loss = scaler_->scale(loss);
+    loss = scaler->scale(loss);
   }
   losses_[batch] = loss;
 }
@@ -350,6 +395,12 @@ void RankRun::backward(const Pass& pass) {
 
 void RankRun::run_passes(int step) {
   const auto passes = passes_of(program, step);
+  if (label() == "pipeline") {
+    for (const auto& pass : passes) {
+      for (const int batch : pass.batches) training->run_batch(step, batch);
+    }
+    return;
+  }
   losses_.clear();
   const auto forward_all = [&](const Pass& pass) {
     for (const int batch : pass.batches) forward(step, batch);
@@ -386,9 +437,10 @@ void RankRun::between(int step) {
     if (label == "inference_mode") inference = std::make_unique<c10::InferenceMode>();
     const c10::NoGradGuard no_grad;
     auto& model = training->wrapper();
-    trace.say("model->eval(); model->forward(values(7, {2, 4})); model->train(); }");
+    trace.say(this->label() == "pipeline" ? "model.eval(); model.eval(inputs_of(pp, values(7, {2, 4}))); model.train(); }"
+                                          : "model->eval(); model->forward(values(7, {2, 4})" + cast_of_input(program) + "); model->train(); }");
     model.eval();
-    training->forward(values(7, {2, 4}));
+    training->forward(cast_input(program, values(7, {2, 4})));
     model.train();
   }
   if (program.is("change", "checked")) {

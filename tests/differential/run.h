@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 #include <ddp/fully_sharded.h>
+#include <ddp/lr_scheduler.h>
 
 #include "differential/plan.h"
 
@@ -23,6 +25,8 @@ class Training {
   /// A NoSyncGuard.
   virtual std::shared_ptr<void> no_sync() = 0;
   virtual void sync_in_backward(const at::Tensor& loss) = 0;
+  /// Forward and backward of a batch, where they are one call.
+  virtual void run_batch(int /*step*/, int /*batch*/) {}
   virtual torch::nn::Module& wrapper() = 0;
   /// The whole parameters, by their names in the net.
   virtual std::vector<std::pair<std::string, at::Tensor>> whole();
@@ -31,6 +35,10 @@ class Training {
   virtual std::unique_ptr<torch::optim::Optimizer> make_optimizer();
   virtual void clip(torch::optim::Optimizer& optimizer);
   virtual void join(const std::function<void()>& body);
+  virtual void step(torch::optim::Optimizer& optimizer);
+  /// What averages parameters, whether or not the optimizer has stepped, and what it does at the end.
+  virtual void after_step() {}
+  virtual void finish() {}
   virtual void add_to(Checkpointer& checkpointer) = 0;
 
  protected:
@@ -42,12 +50,32 @@ class Training {
 std::unique_ptr<Training> wrap(RankRun& run);
 std::unique_ptr<Training> wrap_replicas(RankRun& run);
 std::unique_ptr<Training> wrap_sharded(RankRun& run);
+std::unique_ptr<Training> wrap_by_themselves(RankRun& run);
+void register_hook(RankRun& run, DistributedDataParallelBase* model);
+void set_precision(RankRun& run, DistributedDataParallelOptions& options);
+void set_precision(RankRun& run, FullyShardedOptions& options);
+/// What a program casts its inputs to, as code and done.
+std::string cast_of_input(const Program& program);
+at::Tensor cast_input(const Program& program, const at::Tensor& x);
+/// An AutocastGuard, if the program has one.
+std::shared_ptr<void> autocast(const Program& program);
+void make_schedule(RankRun& run);
+std::unique_ptr<Training> wrap_pipeline(RankRun& run);
+DistributedDataParallelOptions replicas_options(RankRun& run);
+FullyShardedOptions sharded_options(RankRun& run);
+
+/// The axes of a program's mesh, where it has one, and the values of layers that are cut.
+void make_mesh(RankRun& run);
+void set_cut_values(RankRun& run);
+/// The whole parameters of a module that is cut over ranks, gathered.
+std::vector<std::pair<std::string, at::Tensor>> gathered(RankRun& run, torch::nn::Module& module);
+void draw_in_turn(RankRun& run, int step);
 
 /// What all constructs of a rank see.
 class RankRun {
  public:
   RankRun(const Program& program, const Rank& self, int first_step, Trace& trace)
-      : program(program), self(self), first_step(first_step), trace(trace) {}
+      : program(program), world(self), self(self), first_step(first_step), trace(trace) {}
 
   /// Runs the steps from the first one to the end, or to the reload.
   void run();
@@ -55,7 +83,9 @@ class RankRun {
   void add_calls();
 
   const Program& program;
-  const Rank& self;
+  const Rank& world;    ///< all ranks
+  Rank self;            ///< among the replicas
+  Rank tp{0, 1, {}, nullptr}, pp{0, 1, {}, nullptr};  ///< among those that share its layers; among the stages
   const int first_step;
   Trace& trace;
   std::shared_ptr<Net> net;
@@ -66,6 +96,12 @@ class RankRun {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   Record record;
   std::string folder;  ///< of checkpoints
+  ProcessGroup region;  ///< where ranks average gradients with some others alone
+  std::shared_ptr<LRScheduler> schedule;
+  std::vector<std::shared_ptr<LRScheduler>> parts_of_schedule;
+  std::set<std::string> parameters;      ///< the names of all, also of those on other ranks
+  std::set<std::string> parameters_cut;  ///< of layers of which other ranks have a part
+  std::unique_ptr<GradScaler> scaler;
   bool hook_throws = false;  ///< the communication hook, in this step
   bool optimizer_throws = false;
 
@@ -78,6 +114,7 @@ class RankRun {
 
  private:
   void build();
+  void make_scaler();
   void run_step(int step);
   void run_passes(int step);
   void forward(int step, int batch);
@@ -87,13 +124,15 @@ class RankRun {
   void note_values(const std::string& when);
 
   std::map<int, at::Tensor> losses_;
-  std::unique_ptr<GradScaler> scaler_;
 };
 
 /// A program that throws says so.
 constexpr const char* kDeliberate = "deliberate";
 /// Whether this rank throws here: on the last rank, in the last step.
 bool throws(const RankRun& run, int step, const std::string& place);
+
+/// What throws in its backward.
+at::Tensor throws_in_backward(const at::Tensor& loss);
 
 /// A parameter's name in the net, without what wrappers and units add.
 std::string plain_name(const std::string& name);

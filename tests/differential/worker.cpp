@@ -5,14 +5,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
+#include <thread>
+
+#include <ddp/flight_record.h>
 
 namespace ddp::differential {
 namespace {
 
 constexpr int kProgramsOfOneChild = 100;
-constexpr auto kHang = std::chrono::seconds(20);
+constexpr auto kHang = std::chrono::seconds(20);  // the child says where its ranks are
+constexpr auto kDead = std::chrono::seconds(25);  // it does not even say that
 
 void write_all(int fd, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
@@ -39,11 +46,43 @@ bool read_message(int fd, std::string& message, std::chrono::milliseconds timeou
   return true;
 }
 
+/// Ends the process where a program does not end, with what its ranks have called.
+class Watchdog {
+ public:
+  explicit Watchdog(int out) : out_(out), thread_([this] { watch(); }) { thread_.detach(); }
+  void begin() { deadline_ = Clock::now() + kHang; }
+  void end() { deadline_ = Clock::time_point::max(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void watch() {
+    while (Clock::now() < deadline_.load()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const std::string path = "/tmp/differential-" + std::to_string(::getpid()) + ".json";
+    try {
+      dump_flight_record(path);
+    } catch (const std::exception&) {
+      // then without
+    }
+    std::ifstream file(path);
+    const std::string record(std::istreambuf_iterator<char>(file), {});
+    ::unlink(path.c_str());
+    write_all(out_, "hang\nno end after 20 s; the ranks' calls: " + record.substr(0, 20000) + '\0');
+    ::_exit(0);
+  }
+
+  int out_;
+  std::atomic<Clock::time_point> deadline_{Clock::time_point::max()};
+  std::thread thread_;
+};
+
 /// A child's whole life.
 [[noreturn]] void serve(int in, int out) {
   std::string text;
+  Watchdog watchdog(out);
   while (read_message(in, text, std::chrono::hours(24))) {
+    watchdog.begin();
     const auto outcome = run_here(parse(text));
+    watchdog.end();
     write_all(out, outcome.kind + "\n" + outcome.text + '\0');
   }
   std::_Exit(0);
@@ -96,15 +135,17 @@ Outcome Worker::run(const Program& program) {
   std::string answer;
   write_all(child_->in, text_of(program) + '\0');
   const auto start = std::chrono::steady_clock::now();
-  if (read_message(child_->out, answer, kHang)) {
+  if (read_message(child_->out, answer, kDead)) {
     const auto end = answer.find('\n');
+    if (answer.substr(0, end) == "hang") child_.reset();
     return {answer.substr(0, end), answer.substr(end + 1)};
   }
-  const bool hangs = std::chrono::steady_clock::now() - start >= kHang;
-  if (hangs) ::kill(child_->pid, SIGKILL);
+  if (std::chrono::steady_clock::now() - start >= kDead) {
+    child_.reset();
+    return {"hang", "no end after 25 s, and no answer"};
+  }
   const int status = child_->wait();
   child_.reset();
-  if (hangs) return {"hang", "no end after 20 s"};
   return {"crash", WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit code " + std::to_string(WEXITSTATUS(status))};
 }
 

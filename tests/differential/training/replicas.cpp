@@ -29,15 +29,18 @@ struct StructNet : torch::nn::Module {
 });
 // clang-format on
 
-namespace {
-
-DistributedDataParallelOptions options_of(RankRun& run) {
+DistributedDataParallelOptions replicas_options(RankRun& run) {
   const auto& p = run.program;
   auto& trace = run.trace;
   const auto& self = run.self;
   trace.say("DistributedDataParallelOptions options;");
   DistributedDataParallelOptions options;
   DDP_DO(trace, options.process_group(self.group));
+  if (p.is("regions", "pairs")) {
+    auto& local = run.region;
+    DDP_DO(trace, options.process_group(local));
+  }
+  if (!p.is("precision", "double|float|autocast")) set_precision(run, options);
   if (p.is("reduction", "Sum")) DDP_DO(trace, options.reduction(Reduction::Sum));
   if (p.is("reduction", "SampleWeighted")) DDP_DO(trace, options.reduction(Reduction::SampleWeighted));
   if (p.is("bucket", "one_element")) DDP_DO(trace, options.bucket_cap_mb(8.0 / (1 << 20)));
@@ -55,13 +58,15 @@ DistributedDataParallelOptions options_of(RankRun& run) {
   return options;
 }
 
+namespace {
+
 class Replicas : public Training {
  public:
   explicit Replicas(RankRun& run) : Training(run) {
     recompute(run);
     if (run.program.has("nested")) nest();
     run.add_calls();
-    auto options = options_of(run);
+    auto options = replicas_options(run);
     if (run.program.is("nested", "ignored")) {
       std::vector<std::string> names;
       run.trace.say("std::vector<std::string> names;");
@@ -90,7 +95,7 @@ class Replicas : public Training {
         return model->forward(x);
       });
     }
-    set_hook();
+    register_hook(run, base_);
     const bool by_hand = run.program.is("stepping", "by_hand");
     if (by_hand) DDP_DO(run.trace, base_->require_manual_backward_finalization(true));
   }
@@ -182,21 +187,6 @@ class Replicas : public Training {
       Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& options,
       const ZeroOptions& zero_options) {
     return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(model, groups, options, zero_options);
-  }
-
-  void set_hook() {
-    const auto& label = run_.program.label("hook");
-    const auto& self = run_.self;
-    auto* model = base_;
-    if (label == "own") {
-      base_->register_comm_hook([this, inner = hooks::all_reduce(self.group)](GradBucket& bucket) {
-        if (run_.hook_throws) throw std::runtime_error(kDeliberate);
-        return inner(bucket);
-      });
-    }
-    if (label == "all_reduce") DDP_DO(run_.trace, model->register_comm_hook(hooks::all_reduce(self.group)));
-    if (label == "fp16") DDP_DO(run_.trace, model->register_comm_hook(hooks::fp16_compress(self.group)));
-    if (label == "bf16") DDP_DO(run_.trace, model->register_comm_hook(hooks::bf16_compress(self.group)));
   }
 
   std::shared_ptr<void> holder_;

@@ -8,6 +8,8 @@ namespace {
 
 using Unit = FullyShardedDataParallel<std::shared_ptr<Layer>>;
 
+}  // namespace
+
 FullyShardedOptions sharded_options(RankRun& run) {
   const auto& p = run.program;
   auto& trace = run.trace;
@@ -28,10 +30,13 @@ FullyShardedOptions sharded_options(RankRun& run) {
     trace.say("for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") names.push_back(item.key());");
     DDP_DO(trace, options.ignored_parameters(names));
   }
+  if (!p.is("precision", "double|float|autocast")) set_precision(run, options);
   if (p.is("sharding", "kept")) DDP_DO(trace, options.reshard_after_forward(false));
   if (p.is("sharding", "no_prefetch")) DDP_DO(trace, options.prefetch(0));
   return options;
 }
+
+namespace {
 
 bool has_parameters(const std::shared_ptr<Layer>& layer) { return !layer->parameters(false).empty() || !layer->parameters().empty(); }
 
@@ -62,6 +67,8 @@ class Sharded : public Training {
   }
   bool has_whole_gradients() const override { return false; }
   std::vector<std::pair<std::string, at::Tensor>> whole() override {
+    if (run_.program.has("mesh")) return gathered(run_, wrapper());
+    if (!run_.program.is("precision", "double|float|autocast")) return in_own_dtype();
     std::vector<std::unique_ptr<SummonFullParams>> whole;
     if (root_) {
       whole.push_back(std::make_unique<SummonFullParams>(**root_));
@@ -147,6 +154,18 @@ class Sharded : public Training {
     DDP_DO(trace, cut->register_module("layers", layers));
     DDP_DO(trace, cut->calls.push_back([layers](at::Tensor x) mutable { return layers->forward(x); }));
     DDP_DO(trace, net = cut);
+  }
+
+  /// While parameters are whole, they have the dtype of forward.
+  std::vector<std::pair<std::string, at::Tensor>> in_own_dtype() {
+    std::vector<std::pair<std::string, at::Tensor>> result;
+    for (int rank = 0; rank < run_.self.size; ++rank) {
+      for (const auto& item : full_state_dict(*root_, rank, run_.self.group)) {
+        const auto name = plain_name(item.key());
+        if (run_.parameters.count(name) > 0) result.emplace_back(name, item.value());
+      }
+    }
+    return result;
   }
 
   std::unique_ptr<Unit> root_;
