@@ -19,7 +19,7 @@ struct Options {
   uint64_t programs = 0;
   std::string ranks, backend, program, corpus;
   std::vector<std::string> only;
-  bool list = false, shrink = true, keep_going = false, unseen = true;
+  bool list = false, cpp = false, shrink = true, keep_going = false, unseen = true;
 };
 
 void list() {
@@ -54,6 +54,7 @@ void report(Worker& worker, const Program& program, const Outcome& outcome, bool
 
 int run(const Options& options) {
   if (options.list) return list(), 0;
+  if (options.cpp) return std::printf("%s", Worker().print(parse(options.program)).c_str()), 0;
   Fixed fixed;
   if (!options.ranks.empty()) fixed["ranks"] = options.ranks;
   if (!options.backend.empty()) fixed["backend"] = options.backend;
@@ -115,6 +116,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "programs over this backend");
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
   app.add_option("--program", options.program, "the program that a finding printed");
+  app.add_flag("--cpp", options.cpp, "prints --program as C++, as far as it runs");
   app.add_flag("--list", options.list, "prints the choices, one a line, with the names that they call");
   app.add_flag("--keep-going", options.keep_going, "draws on after a finding");
   app.add_flag("!--no-shrink", options.shrink, "prints findings as they were drawn");

@@ -114,6 +114,7 @@ class Job {
     const int size = ranks_of(program_, first_step);
     const auto backend = program_.label("backend");
     auto& groups = groups_.of(backend, size);
+    trace.begin(size);
     std::vector<Record> own(static_cast<size_t>(size));
     std::vector<std::thread> threads;
     std::mutex mutex;
@@ -245,7 +246,17 @@ Groups& groups() {
 
 }  // namespace
 
-Outcome run_here(const Program& program) {
+std::map<std::string, double> reference_sums(const Program& program) {
+  std::map<std::string, double> result;
+  const auto records = reference(program);
+  const std::string prefix = "end parameter ";
+  for (const auto& [name, value] : records.at(0)) {
+    if (name.compare(0, prefix.size(), prefix) == 0) result[name.substr(prefix.size())] = checksum(value);
+  }
+  return result;
+}
+
+Outcome run_here(const Program& program, const std::string& trace) {
   const Surroundings surroundings(program);
   std::optional<save_on_host> engine;
   if (program.is("recompute", "saved_on_host")) engine.emplace();  // before a rank runs backward
@@ -255,6 +266,7 @@ Outcome run_here(const Program& program) {
   std::optional<testing::TemporaryFolder> folder;
   if (program.has("reload")) folder.emplace();
   Job job(program, groups());
+  if (!trace.empty()) job.trace = Trace(trace);
   job.run(folder ? folder->path() : "");
   if (!job.failures_.empty()) return judge_failures(program, job, program.number("ranks"));
   const auto texts = refusals(program, /*certain=*/true);

@@ -38,7 +38,7 @@ class Copies {
       if (program_.has("tied_table")) net->register_module("table", tables_.emplace_back(std::make_shared<Table>()));
       net->to(precision_.module);
       set_values(*net, 1);
-      for (auto& table : tables_) table->weight.set_data(values(5, {4, 4}));
+      if (!tables_.empty()) tables_.back()->weight.set_data(values(5, {4, 4}));
       if (!nets_.empty()) copy(*nets_[0], *net);
       for (auto& buffer : net->buffers()) {
         if (precision_.buffers && buffer.is_floating_point()) buffer.set_data(buffer.to(*precision_.buffers));

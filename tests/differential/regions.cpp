@@ -17,7 +17,7 @@ std::vector<int> regions_of(const Program& program, int step) {
   const bool alone = program.is("hook", "noop") || (program.is("hook", "post_local_sgd") && after) ||
                      (program.is("training", "averager") && !program.has("hook")) ||
                      (program.is("training", "diloco") && program.is("regions", "each"));
-  for (int rank = 0; rank < ranks_of(program, step); ++rank) result.push_back(alone ? rank : pairs ? rank / 2 : 0);
+  for (int rank = 0; rank < axes_of(program, step).dp; ++rank) result.push_back(alone ? rank : pairs ? rank / 2 : 0);
   return result;
 }
 

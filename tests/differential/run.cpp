@@ -1,5 +1,6 @@
 #include "differential/rounding.h"
 #include "differential/run.h"
+#include "differential/training/optimizers.h"
 
 #include <unistd.h>
 
@@ -14,6 +15,17 @@ DDP_SOURCE(add_gathered,
 inline at::Tensor add_gathered(const at::Tensor& loss, const at::Tensor& y, const ProcessGroup& group) {
   const auto own = y.sum(0, true);
   return loss + (functional::all_gather(own, 0, group) * own).sum() / 8;
+});
+DDP_SOURCE(Throwing,
+/// SGD that throws where it is told to.
+struct Throwing : torch::optim::SGD {
+  explicit Throwing(const std::vector<torch::optim::OptimizerParamGroup>& groups, const bool* throws = nullptr)
+      : torch::optim::SGD(groups, torch::optim::SGDOptions(0.1)), throws(throws) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    if (*throws) throw std::runtime_error("deliberate");
+    return torch::optim::SGD::step(std::move(closure));
+  }
+  const bool* throws;
 });
 DDP_SOURCE(ThrowsInBackward,
 struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
@@ -89,33 +101,6 @@ std::unique_ptr<Training> wrap(RankRun& run) {
   return run.label() == "fsdp" ? wrap_sharded(run) : wrap_replicas(run);
 }
 
-namespace {
-
-/// SGD that throws where it is told to.
-class Throwing : public torch::optim::SGD {
- public:
-  Throwing(const std::vector<at::Tensor>& parameters, const bool& throws)
-      : torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)), throws_(throws) {}
-  at::Tensor step(LossClosure closure = nullptr) override {
-    if (throws_) throw std::runtime_error(kDeliberate);
-    return torch::optim::SGD::step(std::move(closure));
-  }
-
- private:
-  const bool& throws_;
-};
-
-}  // namespace
-
-std::string plain_name(const std::string& name) {
-  static const std::vector<std::string> added{"module.", "layers.", "pair0.", "pair1.", "pair2.", "chunk0.", "chunk1."};
-  auto result = name;
-  for (const auto& part : added) {
-    for (size_t at; (at = result.find(part)) != std::string::npos;) result.erase(at, part.size());
-  }
-  return result;
-}
-
 std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
   if (run_.program.has("mesh")) return gathered(run_, wrapper());
   std::vector<std::pair<std::string, at::Tensor>> result;
@@ -123,11 +108,37 @@ std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
   return result;
 }
 
-std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() {
-  const auto parameters = unique(run_.net->parameters());
-  run_.trace.use("unique");
-  if (run_.program.is("exception", "optimizer")) return std::make_unique<Throwing>(parameters, run_.optimizer_throws);
-  return differential::make_optimizer(run_.program.label("optimizer"), param_groups(run_.program, parameters, run_.first_step));
+std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() { return run_.make_optimizer(); }
+
+std::vector<torch::optim::OptimizerParamGroup> RankRun::make_groups() {
+  trace.use("unique");
+  trace.say("const auto trained = unique(net->parameters()); std::vector<torch::optim::OptimizerParamGroup> groups;");
+  const auto trained = unique(net->parameters());
+  for (const auto& group : groups_of(program, trained.size(), first_step)) {
+    std::string members;
+    for (const size_t i : group) members += (members.empty() ? "trained[" : ", trained[") + std::to_string(i) + "]";
+    trace.say("groups.emplace_back(std::vector<at::Tensor>{" + members + "});");
+  }
+  return param_groups(program, trained, first_step);
+}
+
+std::unique_ptr<torch::optim::Optimizer> RankRun::make_optimizer() {
+  const auto groups = make_groups();
+  if (program.is("exception", "optimizer")) {
+    trace.use("Throwing");
+    trace.say("auto optimizer_pointer = std::make_shared<Throwing>(groups); auto& optimizer = *optimizer_pointer;");
+    return std::make_unique<Throwing>(groups, &optimizer_throws);
+  }
+  const auto& label = program.label("optimizer");
+#define MAKE(name, type, options)                                                            \
+  if (label == (name)) {                                                                     \
+    trace.say("auto optimizer_pointer = std::make_shared<" #type ">(groups, " #options ");"); \
+    trace.say("auto& optimizer = *optimizer_pointer;");                                      \
+    return std::make_unique<type>(groups, options);                                          \
+  }
+  DDP_OPTIMIZERS(MAKE)
+#undef MAKE
+  TORCH_CHECK(false, "no optimizer is called ", label);
 }
 
 void Training::clip(torch::optim::Optimizer& optimizer) {
@@ -181,11 +192,7 @@ void RankRun::build() {
   const bool before = program.is("groups", "before_wrapping") && label() == "ddp";
   std::unique_ptr<c10::NoGradGuard> no_grad;
   if (program.is("wrapped_under", "no_grad")) no_grad = std::make_unique<c10::NoGradGuard>();
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  if (before) {
-    optimizer = differential::make_optimizer(
-        program.label("optimizer"), param_groups(program, unique(net->parameters()), first_step));
-  }
+  if (before) optimizer = make_optimizer();
   make_scaler();
   training = wrap(*this);
   if (program.is("also_average", "yes")) {
@@ -197,7 +204,7 @@ void RankRun::build() {
   if (!optimizer) optimizer = training->make_optimizer();
   if (program.has("schedule_of_rate")) make_schedule(*this);
   if (program.is("stepping", "in_backward")) {
-    trace.say("model->step_in_backward(optimizer);");
+    trace.say("model->step_in_backward(optimizer_pointer);");
     dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).step_in_backward(optimizer);
   }
   no_grad.reset();
@@ -256,11 +263,12 @@ void RankRun::run() {
     trace.say("checkpointer.wait();");
     checkpointer->wait();
   }
-  if (last_step() == program.number("steps")) training->finish(), note_values("end");
+  if (last_step() == program.number("steps")) training->finish(), note_values("end"), say_sums();
 }
 
 void RankRun::run_step(int step) {
   trace.say("// step " + std::to_string(step));
+  trace.say("{");
   auto& optimizer = *this->optimizer;
   DDP_DO(trace, zero_grad(optimizer));
   if (is_frozen(program, step)) {
@@ -309,6 +317,7 @@ void RankRun::run_step(int step) {
   note_values(std::to_string(step));
   if (program.has("drawing")) draw_in_turn(*this, step);
   between(step);
+  trace.say("}");
 }
 
 void RankRun::forward(int step, int batch) {
@@ -407,7 +416,7 @@ void RankRun::run_passes(int step) {
   };
   if (forwards_come_first(program)) {
     const bool local = program.is("passes", "sync_in_backward");
-    if (local) trace.say("auto guard = std::make_optional(model->no_sync());");
+    if (local) trace.say("std::unique_ptr<NoSyncGuard> guard(new NoSyncGuard(model->no_sync()));");
     auto guard = local ? training->no_sync() : nullptr;
     for (const auto& pass : passes) forward_all(pass);
     if (local) trace.say("guard.reset();");
@@ -418,7 +427,7 @@ void RankRun::run_passes(int step) {
   for (const auto& pass : passes) {
     std::shared_ptr<void> guard;
     if (!pass.averaged) {
-      trace.say("auto guard = std::make_optional(model->no_sync());");
+      trace.say("std::unique_ptr<NoSyncGuard> guard(new NoSyncGuard(model->no_sync()));");
       guard = training->no_sync();
     }
     if (!pass.again) forward_all(pass);
@@ -450,6 +459,13 @@ void RankRun::between(int step) {
     DDP_DO(trace, model->sync_buffers());
   }
   if (has_input(program, program.number("steps") - 1, self.rank) && step + 1 < last_step()) run_collective(*this);
+}
+
+/// Ends the printed program with the sums that its test compares.
+void RankRun::say_sums() {
+  trace.use("plain_name");
+  trace.use("checksum");
+  trace.say("Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
 }
 
 void RankRun::note_values(const std::string& when) {

@@ -79,6 +79,9 @@ class RankRun {
 
   /// Runs the steps from the first one to the end, or to the reload.
   void run();
+  /// The optimizer's groups of parameters, and an optimizer over them.
+  std::vector<torch::optim::OptimizerParamGroup> make_groups();
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer();
   /// Adds to the net's calls what comes after its layers.
   void add_calls();
 
@@ -122,6 +125,7 @@ class RankRun {
   void between(int step);
   void change_folder(const std::string& path);
   void note_values(const std::string& when);
+  void say_sums();
 
   std::map<int, at::Tensor> losses_;
 };
@@ -134,8 +138,16 @@ bool throws(const RankRun& run, int step, const std::string& place);
 /// What throws in its backward.
 at::Tensor throws_in_backward(const at::Tensor& loss);
 
+// clang-format off: the text of this code is printed
+DDP_SOURCE(plain_name,
 /// A parameter's name in the net, without what wrappers and units add.
-std::string plain_name(const std::string& name);
+inline std::string plain_name(std::string name) {
+  for (const std::string part : {"module.", "layers.", "pair0.", "pair1.", "pair2.", "chunk0.", "chunk1."}) {
+    for (size_t at = name.find(part); at != std::string::npos; at = name.find(part)) name.erase(at, part.size());
+  }
+  return name;
+});
+// clang-format on
 
 /// A collective of the program's own.
 void run_collective(RankRun& run);

@@ -1,9 +1,10 @@
 // Code that is both run and printed: a program that failed is printed as the C++ that ran.
 #pragma once
 
+#include <fstream>
 #include <map>
+#include <memory>
 #include <string>
-#include <vector>
 
 namespace ddp::differential {
 
@@ -22,25 +23,28 @@ struct Source {
   __VA_ARGS__;                \
   inline const Source name##_source(#name, #__VA_ARGS__)
 
-/// The statements that one rank has run.
+/// The statements that one rank has run, a line each, as they come: what crashes has said all before.
 class Trace {
  public:
-  void say(const std::string& statement) {
-    if (on) lines.push_back(statement);
-  }
-  void use(const std::string& source) {
-    if (on) used.push_back(source);
-  }
+  Trace() = default;
+  explicit Trace(const std::string& path) : file_(std::make_shared<std::ofstream>(path)) {}
 
-  bool on = false;
-  std::vector<std::string> lines;
-  std::vector<std::string> used;  ///< names of sources(), in the order of their first use
+  void say(const std::string& statement) {
+    if (file_) *file_ << statement << std::endl;
+  }
+  /// That what follows uses a type or function of sources().
+  void use(const std::string& source) { say("#use " + source); }
+  /// That another run begins, on so many ranks.
+  void begin(int ranks) { say("#ranks " + std::to_string(ranks)); }
+
+ private:
+  std::shared_ptr<std::ofstream> file_;
 };
 
 /// Runs code, and says it.
 #define DDP_DO(trace, ...)     \
   do {                         \
-    (trace).say(#__VA_ARGS__); \
+    (trace).say(#__VA_ARGS__ ";"); \
     __VA_ARGS__;               \
   } while (false)
 

@@ -81,7 +81,9 @@ class Watchdog {
   Watchdog watchdog(out);
   while (read_message(in, text, std::chrono::hours(24))) {
     watchdog.begin();
-    const auto outcome = run_here(parse(text));
+    // A program, and the file for its trace where one is asked for.
+    const auto line = text.find('\n');
+    const auto outcome = run_here(parse(text.substr(0, line)), line == std::string::npos ? "" : text.substr(line + 1));
     watchdog.end();
     write_all(out, outcome.kind + "\n" + outcome.text + '\0');
   }
@@ -126,14 +128,26 @@ struct Worker::Child {
 Worker::Worker() { ::signal(SIGPIPE, SIG_IGN); }
 Worker::~Worker() = default;
 
-Outcome Worker::run(const Program& program) {
+std::string Worker::print(const Program& program) {
+  const std::string path = "/tmp/differential-" + std::to_string(::getpid()) + ".trace";
+  child_.reset();
+  const auto outcome = run(program, path);
+  child_.reset();
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  ::unlink(path.c_str());
+  return as_cpp(program, lines, outcome);
+}
+
+Outcome Worker::run(const Program& program, const std::string& trace) {
   // It replaces the process's autograd engine.
   const bool alone = program.is("recompute", "saved_on_host");
   if (child_ && (alone || child_->programs >= kProgramsOfOneChild)) child_.reset();
   if (!child_) child_ = std::make_unique<Child>();
   child_->programs += alone ? kProgramsOfOneChild : 1;
   std::string answer;
-  write_all(child_->in, text_of(program) + '\0');
+  write_all(child_->in, text_of(program) + (trace.empty() ? "" : "\n" + trace) + '\0');
   const auto start = std::chrono::steady_clock::now();
   if (read_message(child_->out, answer, kDead)) {
     const auto end = answer.find('\n');

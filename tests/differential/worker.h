@@ -1,9 +1,10 @@
 // Runs programs on ranks that are threads, in a process of its own that a finding may end.
 #pragma once
 
-#include <chrono>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "differential/choice.h"
 
@@ -17,10 +18,12 @@ struct Outcome {
   std::string text;
 };
 
-/// Runs a program in this process, and compares it with the reference.
-Outcome run_here(const Program& program);
-/// The program as C++, as far as it ran: a test on threads.
-std::string as_cpp(const Program& program, const std::string& folder);
+/// Runs a program in this process, and compares it with the reference. `trace`: a file for what rank 0 runs.
+Outcome run_here(const Program& program, const std::string& trace = "");
+/// By name, the sums that the printed program compares: of the reference's parameters at the end.
+std::map<std::string, double> reference_sums(const Program& program);
+/// The C++ of what a program ran, by the lines of its trace: a test on threads.
+std::string as_cpp(const Program& program, const std::vector<std::string>& trace, const Outcome& outcome);
 
 /// Runs programs in a child, one after the other; starts another child after a crash, after a hang, and after
 /// each hundred, because making the groups is a part of what is tested.
@@ -28,7 +31,9 @@ class Worker {
  public:
   Worker();
   ~Worker();
-  Outcome run(const Program& program);
+  Outcome run(const Program& program, const std::string& trace = "");
+  /// Runs a program in a child of its own, and returns it as C++, as far as it came.
+  std::string print(const Program& program);
 
  private:
   struct Child;

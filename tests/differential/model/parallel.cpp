@@ -95,11 +95,14 @@ inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Ten
 DDP_SOURCE(WholeHeads,
 struct WholeHeads : Layer {
   at::Tensor forward(at::Tensor x) override {
-    const auto parts = in_proj(x.repeat({1, 3})).reshape({-1, 3, 12, 1}).permute({1, 2, 0, 3}).unbind(0);
-    return x + out_proj(attend(parts[0], parts[1], parts[2]).permute({1, 0, 2}).reshape({-1, 12})).narrow(1, 0, 4);
+    const auto parts = heads->in_proj(x.repeat({1, 3})).reshape({-1, 3, 12, 1}).permute({1, 2, 0, 3}).unbind(0);
+    return x + heads->out_proj(attend(parts[0], parts[1], parts[2]).permute({1, 0, 2}).reshape({-1, 12})).narrow(1, 0, 4);
   }
-  torch::nn::Linear in_proj{register_module("in_proj", torch::nn::Linear(12, 36))};
-  torch::nn::Linear out_proj{register_module("out_proj", torch::nn::Linear(12, 12))};
+  struct Heads : torch::nn::Module {
+    torch::nn::Linear in_proj{register_module("in_proj", torch::nn::Linear(12, 36))};
+    torch::nn::Linear out_proj{register_module("out_proj", torch::nn::Linear(12, 12))};
+  };
+  std::shared_ptr<Heads> heads{register_module("heads", std::make_shared<Heads>())};
 });
 DDP_SOURCE(CutHeads,
 struct CutHeads : Layer {

@@ -1,5 +1,6 @@
 // DistributedDataParallel with its options, and ZeroRedundancyOptimizer over it.
 #include "differential/run.h"
+#include "differential/training/optimizers.h"
 
 namespace ddp::differential {
 // clang-format off: the text of this code is printed
@@ -169,24 +170,17 @@ class Replicas : public Training {
     const auto options = ZeroOptions()
                              .stage(label.find("zero2") == 0 ? 2 : 1)
                              .overlap(label.find("overlap") != std::string::npos);
-    const auto groups = param_groups(run_.program, unique(run_.net->parameters()), run_.first_step);
+    const auto groups = run_.make_groups();
     const auto& kind = run_.program.label("optimizer");
-    using namespace torch::optim;
-    if (kind == "momentum") {
-      return zero<SGD>(model, groups, SGDOptions(0.05).momentum(0.9).nesterov(true), options);
-    }
-    if (kind == "adam") return zero<Adam>(model, groups, AdamOptions(0.01).eps(1e-3), options);
-    if (kind == "adamw") return zero<AdamW>(model, groups, AdamWOptions(0.01).eps(1e-3), options);
-    if (kind == "fused_adamw") return zero<optim::AdamW>(model, groups, AdamWOptions(0.01).eps(1e-3), options);
-    if (kind == "adagrad") return zero<Adagrad>(model, groups, AdagradOptions(0.05).eps(1e-3), options);
-    if (kind == "rmsprop") return zero<RMSprop>(model, groups, RMSpropOptions(0.01).eps(1e-3), options);
-    return zero<SGD>(model, groups, SGDOptions(0.1), options);
+    run_.trace.say("const auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" + (options.overlap() ? "true" : "false") + ");");
+#define MAKE(name, type, values)                                                                             \
+  if (kind == (name)) {                                                                                      \
+    run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values ", zero);");          \
+    return std::make_unique<ZeroRedundancyOptimizer<type>>(model, groups, values, options);                  \
   }
-  template <typename Optimizer, typename Model, typename Options>
-  std::unique_ptr<torch::optim::Optimizer> zero(
-      Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& options,
-      const ZeroOptions& zero_options) {
-    return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(model, groups, options, zero_options);
+    DDP_OPTIMIZERS(MAKE)
+#undef MAKE
+    TORCH_CHECK(false, "no optimizer is called ", kind);
   }
 
   std::shared_ptr<void> holder_;
