@@ -45,15 +45,20 @@ std::string laid_out(const std::string& code, size_t depth = 0) {
     }
     parentheses += c == '(' ? 1 : c == ')' ? -1 : 0;
     const bool closes = c == '}' && !blocks.empty() && blocks.back();
-    if (closes && parentheses == 0) flush(), --depth;
+    if (closes && parentheses == 0) flush(), depth -= depth > 0 ? 1 : 0;
     line += c;
     if (c == '{') blocks.push_back(next == ' ' && parentheses == 0);
     if (c == '{' && blocks.back()) flush(), ++depth;
-    if (c == '}') blocks.pop_back();
+    if (c == '}' && !blocks.empty()) blocks.pop_back();
     if (parentheses == 0 && (c == ';' || (closes && next == ' '))) flush();
   }
   flush();
   return result;
+}
+
+std::string as_comment(std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 3) text.replace(at, 1, "\n//");
+  return text;
 }
 
 std::string digits(double value) {
@@ -83,9 +88,9 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
       body += "Sums train" + std::to_string(phase - 1) + "(Rank self) {\n";
       ranks.push_back(line.substr(7));
     } else {
-      if (line == "}") --open;
-      body += line.rfind("//", 0) == 0 ? "  " + line + "\n" : laid_out(line, static_cast<size_t>(1 + open));
-      if (line == "{") ++open;
+      const int depth = std::max(0, open - (line[0] == '}' ? 1 : 0));
+      body += line.rfind("//", 0) == 0 ? "  " + line + "\n" : laid_out(line, static_cast<size_t>(1 + depth));
+      for (const char c : line) open += c == '{' ? 1 : c == '}' ? -1 : 0;
     }
   }
   body += std::string(static_cast<size_t>(std::max(0, open)), '}') + "\n";
@@ -100,7 +105,7 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
   for (const auto& [name, value] : reference_sums(program)) test += "\n      {\"" + name + "\", " + digits(value) + "},";
   test += "};\n  for (const auto& own : sums) {\n    for (const auto& [name, value] : expected) {\n      CAPTURE(name);\n";
   test += "      CHECK(std::abs(own.at(name) - value) <= " + digits(program.has("precision") || program.has("hook") ? 1e-2 : 1e-9) + " * (1 + std::abs(value)));\n    }\n  }\n}\n";
-  return "// " + text_of(program) + "\n// " + outcome.kind + ": " + outcome.text.substr(0, outcome.text.find('\n', 1)) + "\n" + kHead +
+  return "// " + text_of(program) + "\n// " + outcome.kind + ": " + as_comment(outcome.text) + "\n" + kHead +
          "namespace {\n\nusing namespace ddp;\nusing namespace ddp::testing;\nusing Sums = std::map<std::string, double>;\n\n" + types + body + "\n" + test + "\n}  // namespace\n";
 }
 

@@ -76,7 +76,7 @@ std::vector<int64_t> rows_of(const Program& program, int step, int batch) {
   const auto& label = program.label("rows");
   const auto axes = axes_of(program, step);
   const int ranks = axes.pp * axes.dp;
-  const int64_t more = is_pipeline(program, step) ? 1 : 0;  // than micro-batches
+  const int64_t more = is_pipeline(program, step) ? 4 : 0;  // than micro-batches of one row
   std::vector<int64_t> rows(static_cast<size_t>(axes.dp), label == "one" ? 1 : more);
   for (int rank = 0; rank < ranks && label != "one"; ++rank) {
     int64_t own = 3;

@@ -54,7 +54,7 @@ class Copies {
   OfRanks forward(const OfRanks& inputs, int step) {
     auto x = inputs;
     auto all = layers_;
-    if (precision_.of_forward > 0) all = cast_copies(step);
+    if (precision_.of_forward > 0) all = cast_copies();
     for (auto& own : x) {
       if (precision_.casts_inputs) own = own.to(precision_.forward);
     }
@@ -94,7 +94,7 @@ class Copies {
 
  private:
   /// The layers of copies whose parameters are cast for a forward pass; buffers are the same.
-  std::vector<std::vector<std::shared_ptr<Layer>>> cast_copies(int step) {
+  std::vector<std::vector<std::shared_ptr<Layer>>> cast_copies() {
     std::vector<std::vector<std::shared_ptr<Layer>>> result;
     for (size_t rank = 0; rank < nets_.size(); ++rank) {
       const auto copy = make();
@@ -106,7 +106,7 @@ class Copies {
       for (size_t i = 0; i < to.size(); ++i) {
         const torch::NoGradGuard no_grad;
         to[i].copy_(from[i]);
-        if (step > 0) noise_.add(to[i], precision_.of_forward);
+        noise_.add(to[i], precision_.of_forward);
         to[i].set_requires_grad(from[i].requires_grad());
       }
       for (auto& item : copy.net->named_buffers()) item.value().set_data(nets_[rank]->named_buffers()[item.key()]);
@@ -140,7 +140,7 @@ class Reference {
     averages_.begin(of_all());
     for (size_t rank = 0; rank < steppers(); ++rank) {
       optimizers_.push_back(make_optimizer(program_.label("optimizer"), param_groups(program_, copies_.parameters(rank), 0)));
-      scales_.push_back(65536);
+      scales_.push_back(program_.is("precision", "half") ? 64 : 65536);
     }
     for (int step = 0; step < program_.number("steps"); ++step) {
       if (step == reload_step(program_)) copies_.set_ranks(axes_of(program_, step).dp);
@@ -213,8 +213,8 @@ class Reference {
       if (active(step, rank) && is_finite(rank)) note_gradients(step, rank);
     }
     for (size_t rank = 0; rank < steppers(); ++rank) take_step(step, rank);
-    if (drifts(program_)) averages_.after_step(step, of_all());
     for (size_t rank = 1; rank < copies_.size() && !drifts(program_); ++rank) Copies::copy(copies_.net(), copies_.net(rank), false);
+    if (program_.is("training", "averager|diloco")) averages_.after_step(step, of_all());
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
       if (active(step, rank)) note_values(std::to_string(step), rank);
       if (!program_.has("drawing")) continue;

@@ -20,6 +20,7 @@ Precision precision_of(const Program& program) {
   if (label == "bf16_buffers") result.buffers = torch::kBFloat16;
   if (label == "bf16_output") result.output = torch::kDouble;
   result.casts_inputs = label != "double" && label != "reduce_bf16";
+  result.of_gradients = std::max(result.of_gradients, result.of_forward);
   // Each rank's gradients are cast and divided, and sums of up to all of them are rounded.
   const double ranks = program.number("ranks");
   const bool reduces_low = !is_sharded && (label == "bf16" || label == "bf16_buffers" || label == "half");

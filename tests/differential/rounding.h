@@ -17,7 +17,7 @@ struct Precision {
   at::ScalarType module = torch::kDouble, forward = torch::kDouble;
   std::optional<at::ScalarType> buffers, output;
   bool autocast = false, casts_inputs = false;
-  double of_forward = 0;     ///< of parameters in forward, once they are no more exactly the reference's
+  double of_forward = 0;     ///< of parameters in forward
   double of_gradients = 0;   ///< of each rank's gradients on their way to the average
   double of_parameters = 0;  ///< of a step
 };

@@ -182,6 +182,7 @@ void RankRun::make_scaler() {
   if (sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group, pp.group, tp.group}));
   if (!sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({pp.group, tp.group}));
   if (sharded && !pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group}));
+  if (program.is("precision", "half")) DDP_DO(trace, scaler_options.init_scale(64));
   trace.say("GradScaler scaler(scaler_options);");
   scaler = std::make_unique<GradScaler>(scaler_options);
 }
@@ -253,7 +254,7 @@ void RankRun::run() {
     }
   };
   if (program.has("join")) {
-    training->join(body);
+    training->join(body);  // which says the end of the body, too
   } else {
     body();
   }
@@ -342,8 +343,8 @@ void RankRun::forward(int step, int batch) {
   std::optional<save_on_host> saved;
   if (on_host) saved.emplace();
   auto cast = autocast(program);
-  trace.say("auto y" + id + " = " + (cast ? "[&] { const AutocastGuard autocast(torch::kCPU); return model->forward(x" + id + "); }();" : on_host ? "[&] { const save_on_host saved; return model->forward(x" + id + "); }();"
-                                              : "model->forward(x" + id + ");"));
+  trace.say("auto y" + id + " = " + (cast ? "[&] { const AutocastGuard autocast(torch::kCPU); return model->forward(x" + id + "); }();" : on_host ? "[&] { const save_on_host saved; return " + training->call("x" + id) + "; }();"
+                                              : training->call("x" + id) + ";"));
   auto y = training->forward(x);
   cast.reset();
   saved.reset();

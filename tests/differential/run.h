@@ -22,6 +22,8 @@ class Training {
   virtual ~Training() = default;
 
   virtual at::Tensor forward(const at::Tensor& x) = 0;
+  /// As the printed program calls it.
+  virtual std::string call(const std::string& x) const { return "model->forward(" + x + ")"; }
   /// A NoSyncGuard.
   virtual std::shared_ptr<void> no_sync() = 0;
   virtual void sync_in_backward(const at::Tensor& loss) = 0;

@@ -137,7 +137,8 @@ DDP_SOURCE(CutSequence,
 struct CutSequence : Layer {
   CutSequence(const ProcessGroup& tp, bool ring) : tp(tp), ring(ring) { mark_replicated_partial(*this, tp); }
   at::Tensor forward(at::Tensor x) override {
-    const auto part = functional::context_shard(padded(x, 2 * tp->getSize()), 0, tp);
+    const auto rows = x.size(0) > 0 ? x : torch::zeros({1, 4}, x.options());
+    const auto part = functional::context_shard(padded(rows, 2 * tp->getSize()), 0, tp);
     const auto t = (part.repeat({1, 3}) * weight).t().reshape({1, 12, -1, 1});
     const auto y = ring ? functional::ring_attention(t, t, t, tp, true) : functional::all_to_all_attention(t, t, t, tp, true);
     return x + functional::context_gather(y.reshape({12, -1}).t(), 0, tp).narrow(0, 0, x.size(0)).narrow(1, 0, 4);

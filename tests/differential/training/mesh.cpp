@@ -82,9 +82,11 @@ void set_cut_values(RankRun& run) {
 
 std::vector<std::pair<std::string, at::Tensor>> gathered(RankRun& run, torch::nn::Module& module) {
   torch::OrderedDict<std::string, at::Tensor> all;
-  for (int to = 0; to < run.world.size; ++to) {
-    auto dict = full_state_dict(module, to, run.world.group);
-    if (to == run.world.rank) all = dict;
+  // In a join some replicas have ended.
+  const auto& parts = run.label() == "fsdp" || run.label() == "pipeline" ? run.world : run.tp;
+  for (int to = 0; to < parts.size; ++to) {
+    auto dict = full_state_dict(module, to, parts.group);
+    if (to == parts.rank) all = dict;
   }
   std::map<std::string, at::Tensor> own;  // of what is not cut: its own values
   for (const auto& item : run.net->named_parameters()) own[plain_name(item.key())] = item.value();

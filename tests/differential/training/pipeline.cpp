@@ -36,6 +36,11 @@ inline std::vector<at::Tensor> inputs_of(const Rank& pp, const at::Tensor& x) {
 
 namespace {
 
+bool is_trained(const torch::nn::Module& net) {
+  const auto all = net.parameters();
+  return std::any_of(all.begin(), all.end(), [](const auto& p) { return p.requires_grad(); });
+}
+
 class Pipeline : public Training {
  public:
   explicit Pipeline(RankRun& run) : Training(run) {
@@ -65,7 +70,7 @@ class Pipeline : public Training {
     }
     DDP_DO(trace, net = std::make_shared<Net>(); for (size_t c = 0; c < chunks.size(); ++c) net->register_module("chunk" + std::to_string(c), chunks[c]));
     make_options(table);
-    if (p.is("stage", "ddp") && !unique(net->parameters()).empty()) {
+    if (p.is("stage", "ddp") && is_trained(*net)) {
       run_.trace.say("std::vector<DistributedDataParallel<std::shared_ptr<Layer>>> wrapped;");
       const auto options = replicas_options(run);
       wrap<DistributedDataParallel<std::shared_ptr<Layer>>>(chunks, options);
@@ -162,8 +167,10 @@ void Pipeline::run_batch(int step, int batch) {
   const auto own_rows = rows[static_cast<size_t>(run_.self.rank)];
   for (auto& layer : run_.layers) layer->fails = throws(run_, step, "forward");
   loss_throws_ = throws(run_, step, "loss_function"), output_throws_ = throws(run_, step, "output_hook");
-  overflows_ = p.is("scaler", "overflow") && step == 0;
-  if (p.is("scaler", "overflow")) trace.say(overflows_ ? "overflows = true;" : "overflows = false;");
+  overflows_ = overflows(p, step, run_.self.rank);
+  std::vector<int64_t> overflow;
+  for (int rank = 0; rank < run_.self.size; ++rank) overflow.push_back(overflows(p, step, rank) ? 1 : 0);
+  if (p.has("scaler")) trace.say("overflows = " + run_.of_rank(overflow) + ";");
   trace.use("values");
   const auto seed = data_seed(step, batch, run_.self.rank);
   const auto x = values(seed, {own_rows, 4}), target = values(seed + 5, {own_rows, 4});

@@ -102,6 +102,12 @@ class Replicas : public Training {
   }
 
   at::Tensor forward(const at::Tensor& x) override { return forward_(x); }
+  std::string call(const std::string& x) const override {
+    const auto& output = run_.program.label("output");
+    if (output == "tuple") return "std::get<0>(model->forward(" + x + ", torch::zeros({4}, torch::kDouble)))";
+    if (output == "map") return "model->forward(std::vector<at::Tensor>{" + x + "}).at(\"y\")";
+    return "model->forward(" + x + ")" + (output == "own_struct" ? ".y" : "");
+  }
   std::shared_ptr<void> no_sync() override {
     auto guard = std::shared_ptr<NoSyncGuard>(new NoSyncGuard(base_->no_sync()));
     return guard;
@@ -122,14 +128,19 @@ class Replicas : public Training {
   }
 
   void join(const std::function<void()>& body) override {
-    JoinOptions options;
+    JoinOptions join;
     auto& optimizer = *run_.optimizer;
-    if (run_.program.is("join", "by_active")) DDP_DO(run_.trace, options.divide_by_initial_world_size(false));
-    if (run_.program.is("join", "optimizers")) DDP_DO(run_.trace, options.optimizers({&optimizer}));
-    if (run_.program.is("join", "disabled")) DDP_DO(run_.trace, options.enable(false));
     std::vector<Joinable*> joined{base_};
+    const bool sharded = run_.label() != "ddp";
+    std::string text = "JoinOptions join;";
+    if (run_.program.is("join", "by_active")) join.divide_by_initial_world_size(false), text += " join.divide_by_initial_world_size(false);";
+    if (run_.program.is("join", "optimizers")) join.optimizers({&optimizer}), text += " join.optimizers({&optimizer});";
+    if (run_.program.is("join", "disabled")) join.enable(false), text += " join.enable(false);";
     if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) joined.push_back(zero);
-    ddp::join(joined, body, options);
+    ddp::join(joined, body, join);
+    run_.trace.say("};");
+    run_.trace.say(text);
+    run_.trace.say(std::string("ddp::join({model.get()") + (sharded ? ", &optimizer}" : "}") + ", body, join);");
   }
 
   void add_to(Checkpointer& checkpointer) override { add_(checkpointer); }
