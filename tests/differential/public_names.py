@@ -67,6 +67,8 @@ def public_names(header: pathlib.Path) -> set:
         if not function or function.group(1) in SKIPPED or "operator" in statement.split("(")[0]:
             continue
         name = function.group(1)
+        if name in ("void", "move", "DDP_API") or name[0].isupper() and owner:  # of a constructor
+            continue
         if name in (owner, owner.removesuffix("Impl")) or "~" in statement.split("(")[0]:
             continue
         names.add(f"{owner}.{name}" if owner else name)
@@ -88,12 +90,13 @@ def main() -> int:
     for number, line in enumerate((root / "tests/differential/options.txt").read_text().splitlines(), 1):
         if not line or line.startswith("#"):
             continue
-        name, _, reason = line.partition(": ")
+        names, _, reason = line.partition(": ")
         if not reason:
-            print(f"options.txt:{number}: expected 'name: reason', got '{line}'")
+            print(f"options.txt:{number}: expected 'names: reason', got '{line}'")
             return 1
-        undrawn[name] = reason
-    covered = lambda name: name in drawn or name.split(".")[-1] in drawn
+        undrawn.update(dict.fromkeys(names.split(), reason))
+    last = {name.split("::")[-1] for name in drawn}
+    covered = lambda name: name in last or name.split(".")[-1] in last
     problems = []
     for name in sorted(public):
         if not covered(name) and name not in undrawn and name.split(".")[0] + ".*" not in undrawn:
@@ -102,14 +105,15 @@ def main() -> int:
     for name in sorted(undrawn):
         if name not in public and name not in owners:
             problems.append(f"options.txt has {name}, which is not public")
-        elif covered(name):
+        elif covered(name) and not name.endswith(".*"):
             problems.append(f"options.txt has {name}, which a choice draws")
     short = {name.split(".")[-1] for name in public} | public
     types = set(re.findall(r"\b[A-Z]\w+", "".join(h.read_text() for h in root.glob("*/include/ddp/**/*.h"))))
+    types |= {"save_on_host", "visit_tensors"}  # a class with a small letter, and a function of the user's
     for name in sorted(drawn):
         if name.split("::")[-1] not in short and name.split("::")[-1] not in types:
             problems.append(f"a choice draws {name}, which is not public")
-    print("\n".join(problems) or f"{len(public)} public names, of which {len(undrawn)} lines say why they are not drawn")
+    print("\n".join(problems) or f"{len(public)} public names, of which the generator draws {sum(map(covered, public))}")
     return 1 if problems else 0
 
 

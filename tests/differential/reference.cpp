@@ -179,6 +179,12 @@ class Reference {
   bool active(int step, size_t rank) const { return has_input(program_, step, static_cast<int>(rank)); }
 
   void run_step(int step) {
+    if (step == 1 && program_.is("change", "summoned")) {
+      const torch::NoGradGuard no_grad;
+      for (size_t rank = 0; rank < copies_.size(); ++rank) {
+        for (auto& p : copies_.parameters(rank)) p.mul_(0.5);
+      }
+    }
     for (auto& optimizer : optimizers_) optimizer->zero_grad();
     copies_.cast.clear();
     extra_.mutable_grad().reset();

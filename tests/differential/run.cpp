@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <numeric>
 #include <sstream>
 
 namespace ddp::differential {
@@ -437,6 +438,31 @@ void RankRun::run_passes(int step) {
   }
 }
 
+/// What a program does with its model between two steps, other than train it.
+void RankRun::change() {
+  const auto& label = program.label("change");
+  if (label == "checked" || label == "rebound") {
+    auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
+    if (label == "rebound") {
+      std::vector<int> ranks(static_cast<size_t>(self.size));
+      trace.say("std::vector<int> ranks(self.size); std::iota(ranks.begin(), ranks.end(), 0);");
+      std::iota(ranks.begin(), ranks.end(), 0);
+      DDP_DO(trace, model->rebind(new_group(ranks, self.group)));
+    }
+    DDP_DO(trace, model->check_replicas());
+    DDP_DO(trace, TORCH_CHECK(replicas_equal(*model, self.group)));
+    DDP_DO(trace, model->sync_buffers(); model->settle());
+  }
+  auto* model = dynamic_cast<FullyShardedBase*>(&training->wrapper());
+  if (label == "summoned") {
+    trace.say("{ const SummonFullParams whole(*model, true); const torch::NoGradGuard no_grad; for (auto& p : unique(model->parameters())) p.mul_(0.5); }");
+    const SummonFullParams whole(*model, true);
+    const torch::NoGradGuard no_grad;
+    for (auto& p : unique(model->parameters())) p.mul_(0.5);
+  }
+  if (label == "unsharded") DDP_DO(trace, model->unshard(); model->reshard(); model->set_reshard_after_forward(true));
+}
+
 void RankRun::between(int step) {
   const auto& label = program.label("evaluation");
   if (label == "all_ranks" || (label == "one_rank" && self.rank == 0) || label == "inference_mode") {
@@ -448,17 +474,12 @@ void RankRun::between(int step) {
     const c10::NoGradGuard no_grad;
     auto& model = training->wrapper();
     trace.say(this->label() == "pipeline" ? "model.eval(); model.eval(inputs_of(pp, values(7, {2, 4}))); model.train(); }"
-                                          : "model->eval(); model->forward(values(7, {2, 4})" + cast_of_input(program) + "); model->train(); }");
+                                          : "model->eval(); " + training->call("values(7, {2, 4})" + cast_of_input(program)) + "; model->train(); }");
     model.eval();
     training->forward(cast_input(program, values(7, {2, 4})));
     model.train();
   }
-  if (program.is("change", "checked")) {
-    auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
-    DDP_DO(trace, model->check_replicas());
-    DDP_DO(trace, TORCH_CHECK(replicas_equal(*model, self.group)));
-    DDP_DO(trace, model->sync_buffers());
-  }
+  if (step == 0 && step + 1 < last_step()) change();
   if (has_input(program, program.number("steps") - 1, self.rank) && step + 1 < last_step()) run_collective(*this);
 }
 
@@ -466,6 +487,7 @@ void RankRun::between(int step) {
 void RankRun::say_sums() {
   trace.use("plain_name");
   trace.use("checksum");
+  if (label() == "fsdp" && !program.is("units", "no_root")) trace.say("const SummonFullParams whole(*model);");
   trace.say("Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
 }
 

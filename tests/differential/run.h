@@ -125,6 +125,7 @@ class RankRun {
   void forward(int step, int batch);
   void backward(const Pass& pass);
   void between(int step);
+  void change();
   void change_folder(const std::string& path);
   void note_values(const std::string& when);
   void say_sums();

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Draws training programs, runs each on ranks over every CPU backend, and compares it with one process, on each core
+# with seeds of its own. Ends with 1 where a program differs, and prints the smallest one that does.
+#   differential.sh                      ten minutes
+#   differential.sh 3600                 an hour
+#   differential.sh 600 --only training=fsdp --ranks 4 --keep-going; `differential --help` lists the options
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+seconds=600
+if [[ ${1-} =~ ^[0-9]+$ ]]; then
+  seconds=$1
+  shift
+fi
+"$root/scripts/build.sh" differential
+export OMP_NUM_THREADS=1
+running=() status=0
+for ((core = 0; core < $(nproc); ++core)); do
+  "$root/build/release/bin/differential" --seconds "$seconds" --no-pairs "$@" &
+  running+=($!)
+done
+for process in "${running[@]}"; do
+  wait "$process" || status=$?
+done
+exit "$status"
