@@ -20,6 +20,7 @@ const char* const kHead = R"(#include <cmath>
 
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -64,7 +65,7 @@ std::string as_comment(std::string text) {
 std::string digits(double value) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
-  text << std::setprecision(17) << value;
+  text << std::setprecision(11) << (std::abs(value) < 1e-12 ? 0 : value);
   return text.str();
 }
 
@@ -84,7 +85,7 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
       const auto name = line.substr(5);
       if (used.insert(name).second) types += laid_out(sources().at(name) + ";") + "\n";
     } else if (line.rfind("#ranks ", 0) == 0) {
-      if (phase++ > 0) body += "}\n\n";
+      if (phase++ > 0) body += "  return {};\n}\n\n";
       body += "Sums train" + std::to_string(phase - 1) + "(Rank self) {\n";
       ranks.push_back(line.substr(7));
     } else {
@@ -94,7 +95,7 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
     }
   }
   body += std::string(static_cast<size_t>(std::max(0, open)), '}') + "\n";
-  if (body.find("return sums;") == std::string::npos) body += "  return {};\n";
+  if (body.rfind("return sums;") == std::string::npos || body.rfind("return sums;") < body.rfind("Sums train")) body += "  return {};\n";
   body += "}\n";
   std::string test = "TEST_CASE(\"differential: " + text_of(program) + "\") {\n";
   test += "  RanksOptions options;\n  options.backend = \"" + program.label("backend") + "\";\n";
@@ -104,9 +105,10 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
   test += "  // One process has:\n  const Sums expected{";
   for (const auto& [name, value] : reference_sums(program)) test += "\n      {\"" + name + "\", " + digits(value) + "},";
   test += "};\n  for (const auto& own : sums) {\n    for (const auto& [name, value] : expected) {\n      CAPTURE(name);\n";
-  test += "      CHECK(std::abs(own.at(name) - value) <= " + digits(program.has("precision") || program.has("hook") ? 1e-2 : 1e-9) + " * (1 + std::abs(value)));\n    }\n  }\n}\n";
-  return "// " + text_of(program) + "\n// " + outcome.kind + ": " + as_comment(outcome.text) + "\n" + kHead +
-         "namespace {\n\nusing namespace ddp;\nusing namespace ddp::testing;\nusing Sums = std::map<std::string, double>;\n\n" + types + body + "\n" + test + "\n}  // namespace\n";
+  test += "      CHECK(std::abs(own.at(name) - value) <= " + std::string(program.has("precision") || program.has("hook") ? "1e-2" : "1e-9") + " * (1 + std::abs(value)));\n    }\n  }\n}\n";
+  return "// " + text_of(program) + "\n// clang-format off\n" +
+         (outcome.kind.empty() ? "" : "// " + outcome.kind + ": " + as_comment(outcome.text) + "\n") + kHead +
+         "namespace {\n\nusing namespace ddp;\nusing namespace ddp::testing;\nusing Sums = std::map<std::string, double>;\n\n" + (program.has("reload") ? "const TemporaryFolder checkpoints;\n\n" : "") + types + body + "\n" + test + "\n}  // namespace\n";
 }
 
 }  // namespace ddp::differential

@@ -1,6 +1,7 @@
 // differential: draws training programs, runs them on ranks, and compares them with one process.
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <random>
 #include <sstream>
 
@@ -37,20 +38,39 @@ Outcome run_twice(Worker& worker, const Program& program) {
   return outcome;
 }
 
-void report(Worker& worker, const Program& program, const Outcome& outcome, bool may_shrink) {
-  std::printf("FINDING %s\n", outcome.kind.c_str());
-  auto smallest = program;
-  auto last = outcome;
-  if (may_shrink) {
-    smallest = shrink(program, outcome, [&](const Program& candidate) { return run_twice(worker, candidate); });
-    const auto again = run_twice(worker, smallest);
-    if (!again.kind.empty()) last = again;
+/// Makes a finding smaller, and prints it, where none before it is a part of it.
+class Findings {
+ public:
+  Findings(Worker& worker, bool may_shrink) : worker_(worker), may_shrink_(may_shrink) {}
+
+  void add(const Program& program, const Outcome& outcome) {
+    ++count_;
+    for (const auto& [kind, smallest] : smallest_) {
+      if (kind == outcome.kind && contains(program, smallest)) return;
+    }
+    std::printf("FINDING %s\n", outcome.kind.c_str());
+    auto smallest = program;
+    auto last = outcome;
+    if (may_shrink_) {
+      smallest = shrink(program, outcome, [&](const Program& candidate) { return run_twice(worker_, candidate); });
+      const auto again = run_twice(worker_, smallest);
+      if (!again.kind.empty()) last = again;
+      smallest_.emplace_back(last.kind, smallest);
+    }
+    std::printf("%s\n", last.text.c_str());
+    std::printf("minimal: differential --program '%s'\n", text_of(smallest).c_str());
+    std::printf("repeat:  differential --seed %llu --programs 1\n", static_cast<unsigned long long>(program.seed));
+    std::fflush(stdout);
   }
-  std::printf("%s\n", last.text.c_str());
-  std::printf("minimal: differential --program '%s'\n", text_of(smallest).c_str());
-  std::printf("repeat:  differential --seed %llu --programs 1\n", static_cast<unsigned long long>(program.seed));
-  std::fflush(stdout);
-}
+  uint64_t count() const { return count_; }
+  size_t kinds() const { return smallest_.size(); }
+
+ private:
+  Worker& worker_;
+  bool may_shrink_;
+  uint64_t count_ = 0;
+  std::vector<std::pair<std::string, Program>> smallest_;
+};
 
 int run(const Options& options) {
   if (options.list) return list(), 0;
@@ -60,8 +80,9 @@ int run(const Options& options) {
   if (!options.backend.empty()) fixed["backend"] = options.backend;
   for (const auto& only : options.only) fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
   Worker worker;
+  Findings findings(worker, options.shrink && options.program.empty());
   Coverage coverage;
-  uint64_t findings = 0, count = 0;
+  uint64_t count = 0;
   std::map<std::string, uint64_t> invalid;  // by LibTorch's text
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
@@ -76,12 +97,16 @@ int run(const Options& options) {
       coverage.add(program);
     }
     if (outcome.kind.empty() || outcome.kind == "invalid") return true;
-    ++findings;
-    report(worker, program, outcome, options.shrink && options.program.empty());
+    findings.add(program, outcome);
     return false;
   };
   if (!options.program.empty()) {
     run_one(parse(options.program));
+  } else if (!options.corpus.empty()) {
+    std::ifstream file(options.corpus);
+    for (std::string line; std::getline(file, line);) {
+      if (!line.empty() && line[0] != '#') run_one(parse(line));
+    }
   } else {
     std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
     std::fflush(stdout);
@@ -90,15 +115,15 @@ int run(const Options& options) {
     }
   }
   std::printf("%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
-              static_cast<unsigned long long>(findings), static_cast<double>(count) / elapsed());
+              static_cast<unsigned long long>(findings.count()), static_cast<double>(count) / elapsed());
   std::printf("\n");
   for (const auto& [text, times] : invalid) {
     std::printf("LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
   }
-  if (options.program.empty() && options.unseen) {
+  if (options.program.empty() && options.corpus.empty() && options.unseen) {
     for (const auto& [first, second] : coverage.unseen()) std::printf("pair %s x %s\n", first.c_str(), second.c_str());
   }
-  return findings > 0 ? 1 : 0;
+  return findings.count() > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -116,6 +141,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", options.backend, "programs over this backend");
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
   app.add_option("--program", options.program, "the program that a finding printed");
+  app.add_option("--corpus", options.corpus, "runs the programs of this file, a line each");
   app.add_flag("--cpp", options.cpp, "prints --program as C++, as far as it runs");
   app.add_flag("--list", options.list, "prints the choices, one a line, with the names that they call");
   app.add_flag("--keep-going", options.keep_going, "draws on after a finding");

@@ -228,9 +228,6 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
       first = std::min(first, failure.at), last = std::max(last, failure.at);
       const bool ends = program.is("exception", "loop") ||
                         (program.is("exception", "optimizer") && !program.is("stepping", "in_backward"));
-      // A rank of other groups of a mesh hears who threw.
-      const auto who = "rank " + std::to_string(size - 1) + " of " + std::to_string(size);
-      if (program.has("mesh") && failure.text.find(who) != std::string::npos) continue;
       if (!ends && failure.text.find(kDeliberate) == std::string::npos) {
         return {"error", "the cause is not in each text:" + all};
       }

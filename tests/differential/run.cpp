@@ -71,7 +71,7 @@ void build_net(RankRun& run) {
   } else {  // other ranks begin elsewhere: rank 0's values count
     DDP_DO(run.trace, set_values(*net, 1 + self.rank));
   }
-  set_cut_values(run);
+  set_cut_values(run, begins_equal(run));
   for (const auto& item : net->named_parameters()) run.parameters.insert(item.key());
 }
 
@@ -218,7 +218,7 @@ std::string world_name(const RankRun& run) { return run.pp.group ? "world" : "se
 /// Changes the process's working folder, while all ranks wait.
 void RankRun::change_folder(const std::string& path) {
   const std::string all = world_name(*this);
-  trace.say("barrier(" + all + ".group); if (" + all + ".rank == 0) TORCH_CHECK(chdir(\"" + path + "\") == 0); barrier(" + all + ".group);");
+  trace.say("barrier(" + all + ".group); if (" + all + ".rank == 0) TORCH_CHECK(chdir(" + (path == "/" ? "\"/\"" : "checkpoints.path().c_str()") + ") == 0); barrier(" + all + ".group);");
   barrier(world.group);
   if (world.rank == 0) TORCH_CHECK(::chdir(path.c_str()) == 0, "chdir");
   barrier(world.group);
@@ -231,11 +231,12 @@ void RankRun::run() {
     const bool moves = program.is("folder", "changes");
     const auto path = moves ? "checkpoints" : folder;
     if (moves) change_folder(folder);
-    trace.say("Checkpointer checkpointer(\"" + path + "\", CheckpointerOptions().process_group(" + world_name(*this) + ".group));");
+    trace.say("Checkpointer checkpointer(" + std::string(moves ? "\"checkpoints\"" : "checkpoints.path()") + ", CheckpointerOptions().process_group(" + world_name(*this) + ".group));");
     checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(world.group));
     training->add_to(*checkpointer);
+    trace.say(training->parts() + (scaler ? " checkpointer.add(\"scaler\", scaler);" : ""));
     if (scaler) checkpointer->add("scaler", *scaler);
-    if (schedule) DDP_DO(trace, checkpointer->add("schedule", *schedule));
+    if (schedule) trace.say("checkpointer.add(\"schedule\", *schedule);"), checkpointer->add("schedule", *schedule);
     if (first_step > 0) {
       trace.say("checkpointer.load_latest();");
       TORCH_CHECK(checkpointer->load_latest(), "the checkpoint is lost");

@@ -42,6 +42,8 @@ class Training {
   virtual void after_step() {}
   virtual void finish() {}
   virtual void add_to(Checkpointer& checkpointer) = 0;
+  /// How the printed program adds them.
+  virtual std::string parts() const { return "checkpointer.add(\"model\", model).add(\"optimizer\", optimizer);"; }
 
  protected:
   explicit Training(RankRun& run) : run_(run) {}
@@ -68,7 +70,7 @@ FullyShardedOptions sharded_options(RankRun& run);
 
 /// The axes of a program's mesh, where it has one, and the values of layers that are cut.
 void make_mesh(RankRun& run);
-void set_cut_values(RankRun& run);
+void set_cut_values(RankRun& run, bool begins_equal);
 /// The whole parameters of a module that is cut over ranks, gathered.
 std::vector<std::pair<std::string, at::Tensor>> gathered(RankRun& run, torch::nn::Module& module);
 void draw_in_turn(RankRun& run, int step);

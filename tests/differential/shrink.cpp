@@ -1,6 +1,27 @@
 #include "differential/shrink.h"
 
+#include <algorithm>
+#include <optional>
+
 namespace ddp::differential {
+
+namespace {
+
+/// The program with a linear layer in place of another one.
+std::optional<Program> with_plain_layer(const Program& program, const std::string& name) {
+  if (name.compare(0, 5, "layer") != 0 || program.is(name, "none|linear")) return std::nullopt;
+  auto plain = program;
+  plain.set(name, "linear");
+  return plain;
+}
+
+}  // namespace
+
+bool contains(const Program& program, const Program& smaller) {
+  const auto has = [&](const std::string& value) { return value == "layer=linear" || program.matches(value); };
+  const auto taken = smaller.taken();
+  return std::all_of(taken.begin(), taken.end(), has);
+}
 
 Program shrink(Program program, const Outcome& found, const std::function<Outcome(const Program&)>& run) {
   const auto stays = [&](const Program& candidate) {
@@ -22,6 +43,9 @@ Program shrink(Program program, const Outcome& found, const std::function<Outcom
       }
       if (candidate.chosen.size() < program.chosen.size() && stays(candidate)) {
         program = candidate;
+        smaller = true;
+      } else if (const auto plain = with_plain_layer(program, name); plain && stays(*plain)) {
+        program = *plain;
         smaller = true;
       }
     }

@@ -109,6 +109,7 @@ class ByThemselves : public Training {
     if (averager) DDP_DO(run_.trace, averager->finish());
   }
 
+  std::string parts() const override { return ""; }  // add_to() says them
   void add_to(Checkpointer& checkpointer) override {
     auto& optimizer = *run_.optimizer;
     auto& net = run_.net;

@@ -56,9 +56,9 @@ void make_mesh(RankRun& run) {
   run.self = axis(mesh, "dp"), run.tp = axis(mesh, "tp"), run.pp = axis(mesh, "pp");
 }
 
-void set_cut_values(RankRun& run) {
-  int64_t offset = run.label() == "pipeline" ? 1 : 1 + run.self.rank;
-  const std::string own = run.label() == "pipeline" ? "" : " + self.rank";
+void set_cut_values(RankRun& run, bool begins_equal) {
+  int64_t offset = begins_equal ? 1 : 1 + run.self.rank;
+  const std::string own = begins_equal ? "" : " + self.rank";
   const auto labels = run.program.layers();
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto& kind = layer_kinds().at(labels[i]);
