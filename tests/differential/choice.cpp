@@ -257,11 +257,15 @@ Program parse(const std::string& text) {
   for (std::string word; words >> word;) {
     const Pattern value(word);
     if (value.name == "seed") {
+      const bool is_number = !value.labels.empty() && value.labels.find_first_not_of("0123456789") == std::string::npos;
+      if (!is_number || value.labels.size() > 19) throw std::invalid_argument("a seed is a number, not \"" + value.labels + "\"");
       program.seed = std::stoull(value.labels);
     } else {
       program.set(value.name, value.labels);
     }
   }
+  const auto why = excluded(program);
+  if (!why.empty()) throw std::invalid_argument("these do not stand together: " + why);
   return program;
 }
 

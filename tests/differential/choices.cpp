@@ -345,6 +345,7 @@ const std::vector<Rule>& rules() {
       {"training=pipeline", "layer=in_place_on_input|tied|tied_member|clamped|embedding_max_norm"},
       {"training=pipeline", "rows=empty_pass"},
       {"training=pipeline", "collective=*"},
+      {"training=pipeline", "groups=*"},
       {"training=pipeline", "precision=*"},
       {"mesh=*", "collective=*"},
       {"mesh=*", "precision=*"},
@@ -424,6 +425,7 @@ const std::vector<Rule>& rules() {
       {"precision=*", "layer=sync_batch_norm|buffers|complex|embedding_max_norm|clamped|gru"},
       {"layer=complex", "training=diloco"},
       {"layer=clamped|embedding_max_norm", "training=averager|diloco"},
+      {"mesh=*", "hook=power_sgd|top_k_half"},
       // What counts averaged backward passes.
       {"hook=power_sgd|post_local_sgd|post_local_pairs", "passes=two_averaged|retain_graph|two_forwards|averaged_then_accumulate"},
       {"mesh=*", "precision=*"},

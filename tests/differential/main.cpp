@@ -1,4 +1,5 @@
 // differential: draws training programs, runs them on ranks, and compares them with one process.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -18,7 +19,7 @@ struct Options {
   double seconds = 0;
   uint64_t seed = 0;
   uint64_t programs = 0;
-  std::string ranks, backend, program, corpus;
+  std::string ranks, backend, program, corpus, known;
   std::vector<std::string> only;
   bool list = false, cpp = false, shrink = true, keep_going = false, unseen = true;
 };
@@ -41,9 +42,15 @@ Outcome run_twice(Worker& worker, const Program& program) {
 /// Makes a finding smaller, and prints it, where none before it is a part of it.
 class Findings {
  public:
-  Findings(Worker& worker, bool may_shrink) : worker_(worker), may_shrink_(may_shrink) {}
+  Findings(Worker& worker, bool may_shrink, std::vector<Program> known)
+      : worker_(worker), may_shrink_(may_shrink), known_(std::move(known)) {}
 
   void add(const Program& program, const Outcome& outcome) {
+    const auto is_part = [&](const Program& smaller) { return contains(program, smaller); };
+    if (std::any_of(known_.begin(), known_.end(), is_part)) {
+      ++known_count_;
+      return;
+    }
     ++count_;
     for (const auto& [kind, smallest] : smallest_) {
       if (kind == outcome.kind && contains(program, smallest)) return;
@@ -63,14 +70,25 @@ class Findings {
     std::fflush(stdout);
   }
   uint64_t count() const { return count_; }
-  size_t kinds() const { return smallest_.size(); }
+  uint64_t known() const { return known_count_; }
 
  private:
   Worker& worker_;
   bool may_shrink_;
-  uint64_t count_ = 0;
+  std::vector<Program> known_;
+  uint64_t count_ = 0, known_count_ = 0;
   std::vector<std::pair<std::string, Program>> smallest_;
 };
+
+std::vector<Program> programs_in(const std::string& path) {
+  std::vector<Program> programs;
+  std::ifstream file(path);
+  if (!path.empty() && !file) throw std::invalid_argument("cannot read " + path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') programs.push_back(parse(line));
+  }
+  return programs;
+}
 
 int run(const Options& options) {
   if (options.list) return list(), 0;
@@ -80,7 +98,7 @@ int run(const Options& options) {
   if (!options.backend.empty()) fixed["backend"] = options.backend;
   for (const auto& only : options.only) fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
   Worker worker;
-  Findings findings(worker, options.shrink && options.program.empty());
+  Findings findings(worker, options.shrink && options.program.empty(), programs_in(options.known));
   Coverage coverage;
   uint64_t count = 0;
   std::map<std::string, uint64_t> invalid;  // by LibTorch's text
@@ -103,10 +121,7 @@ int run(const Options& options) {
   if (!options.program.empty()) {
     run_one(parse(options.program));
   } else if (!options.corpus.empty()) {
-    std::ifstream file(options.corpus);
-    for (std::string line; std::getline(file, line);) {
-      if (!line.empty() && line[0] != '#') run_one(parse(line));
-    }
+    for (const auto& program : programs_in(options.corpus)) run_one(program);
   } else {
     std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
     std::fflush(stdout);
@@ -116,6 +131,7 @@ int run(const Options& options) {
   }
   std::printf("%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
               static_cast<unsigned long long>(findings.count()), static_cast<double>(count) / elapsed());
+  if (findings.known() > 0) std::printf(", %llu known", static_cast<unsigned long long>(findings.known()));
   std::printf("\n");
   for (const auto& [text, times] : invalid) {
     std::printf("LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
@@ -142,11 +158,17 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
   app.add_option("--program", options.program, "the program that a finding printed");
   app.add_option("--corpus", options.corpus, "runs the programs of this file, a line each");
+  app.add_option("--known", options.known, "a file of programs whose findings, and those of larger ones, do not count");
   app.add_flag("--cpp", options.cpp, "prints --program as C++, as far as it runs");
   app.add_flag("--list", options.list, "prints the choices, one a line, with the names that they call");
   app.add_flag("--keep-going", options.keep_going, "draws on after a finding");
   app.add_flag("!--no-shrink", options.shrink, "prints findings as they were drawn");
   app.add_flag("!--no-pairs", options.unseen, "does not print the pairs that were not seen");
   CLI11_PARSE(app, argc, argv);
-  return ddp::differential::run(options);
+  try {
+    return ddp::differential::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "differential: %s\n", error.what());
+    return 2;
+  }
 }

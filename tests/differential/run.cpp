@@ -49,6 +49,7 @@ void build_net(RankRun& run) {
   const auto labels = run.program.layers();
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto& kind = layer_kinds().at(labels[i]);
+    if (!kind.whole_source.empty()) run.trace.use("use_clone"), run.trace.use("padded"), run.trace.use("attend");
     run.trace.use(kind.source);
     run.trace.say("net->add(\"" + layer_name(i) + "\", " + kind.call + ");");
     run.layers.push_back(kind.make(kind.whole_source.empty() ? run.self : run.tp, run.layers));
@@ -115,7 +116,10 @@ std::vector<torch::optim::OptimizerParamGroup> RankRun::make_groups() {
   trace.use("unique");
   trace.say("const auto trained = unique(net->parameters()); std::vector<torch::optim::OptimizerParamGroup> groups;");
   const auto trained = unique(net->parameters());
+  const bool all = !program.is("groups", "two|reversed|reversed_later");
+  if (all) trace.say("groups.emplace_back(trained);");
   for (const auto& group : groups_of(program, trained.size(), first_step)) {
+    if (all) break;
     std::string members;
     for (const size_t i : group) members += (members.empty() ? "trained[" : ", trained[") + std::to_string(i) + "]";
     trace.say("groups.emplace_back(std::vector<at::Tensor>{" + members + "});");
@@ -488,6 +492,12 @@ void RankRun::between(int step) {
 void RankRun::say_sums() {
   trace.use("plain_name");
   trace.use("checksum");
+  if (pp.group) {
+    trace.use("whole_state");
+    const std::string model = label() == "pipeline" ? "model, world" : program.is("units", "no_root") ? "*net, world" : label() == "fsdp" ? "*model, world" : "*model, tp";
+    trace.say("Sums sums; for (const auto& item : whole_state(" + model + ")) if (item.value().dtype() == torch::kDouble || item.value().is_complex()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
+    return;
+  }
   if (label() == "fsdp" && !program.is("units", "no_root")) trace.say("const SummonFullParams whole(*model);");
   trace.say("Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
 }

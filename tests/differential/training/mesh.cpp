@@ -19,6 +19,16 @@ inline torch::OrderedDict<std::string, at::Tensor> state_of(const torch::nn::Mod
   for (const auto& item : module.named_buffers()) state.insert(item.key(), item.value());
   return state;
 });
+DDP_SOURCE(whole_state,
+/// The whole state, on all of these ranks.
+inline torch::OrderedDict<std::string, at::Tensor> whole_state(const torch::nn::Module& module, const Rank& ranks) {
+  torch::OrderedDict<std::string, at::Tensor> own;
+  for (int to = 0; to < ranks.size; ++to) {
+    const auto all = full_state_dict(module, to, ranks.group);
+    if (to == ranks.rank) own = all;
+  }
+  return own;
+});
 DDP_SOURCE(draw,
 /// What this rank draws outside of a guard, and within two of them. In turn, because the generator is the process's.
 inline std::vector<at::Tensor> draw(const Rank& world, const Rank& self, const Rank& tp) {
@@ -81,13 +91,8 @@ void set_cut_values(RankRun& run, bool begins_equal) {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> gathered(RankRun& run, torch::nn::Module& module) {
-  torch::OrderedDict<std::string, at::Tensor> all;
   // In a join some replicas have ended.
-  const auto& parts = run.label() == "fsdp" || run.label() == "pipeline" ? run.world : run.tp;
-  for (int to = 0; to < parts.size; ++to) {
-    auto dict = full_state_dict(module, to, parts.group);
-    if (to == parts.rank) all = dict;
-  }
+  const auto all = whole_state(module, run.label() == "fsdp" || run.label() == "pipeline" ? run.world : run.tp);
   std::map<std::string, at::Tensor> own;  // of what is not cut: its own values
   for (const auto& item : run.net->named_parameters()) own[plain_name(item.key())] = item.value();
   std::vector<std::pair<std::string, at::Tensor>> result;

@@ -109,20 +109,20 @@ class Pipeline : public Training {
     auto& trace = run_.trace;
     const auto& p = run_.program;
     const auto& pp = run_.pp;
-    auto& options = options_;
-    trace.say("PipelineOptions options_of_stages; auto& options = options_of_stages;");
-    trace.say("options.process_group(pp.group).microbatches(" + p.label("microbatches") + ");");
-    options.process_group(pp.group).microbatches(p.number("microbatches"));
-    if (p.is("schedule", "gpipe")) DDP_DO(trace, options.schedule(PipelineSchedule::GPipe));
-    if (p.is("schedule", "eager|interleaved")) DDP_DO(trace, options.schedule(PipelineSchedule::Interleaved));
-    if (p.is("loss", "sum")) DDP_DO(trace, options.scale_grads(false));
-    if (p.is("stage", "fsdp_each")) DDP_DO(trace, options.reduce_each(true));
+    auto& stage_options = options_;
+    trace.say("PipelineOptions stage_options;");
+    trace.say("stage_options.process_group(pp.group).microbatches(" + p.label("microbatches") + ");");
+    stage_options.process_group(pp.group).microbatches(p.number("microbatches"));
+    if (p.is("schedule", "gpipe")) DDP_DO(trace, stage_options.schedule(PipelineSchedule::GPipe));
+    if (p.is("schedule", "eager|interleaved")) DDP_DO(trace, stage_options.schedule(PipelineSchedule::Interleaved));
+    if (p.is("loss", "sum")) DDP_DO(trace, stage_options.scale_grads(false));
+    if (p.is("stage", "fsdp_each")) DDP_DO(trace, stage_options.reduce_each(true));
     if (run_.scaler) {
       auto& scaler = *run_.scaler;
-      DDP_DO(trace, options.scale_loss([&](const at::Tensor& loss) { return scaler.scale(loss); }));
+      DDP_DO(trace, stage_options.scale_loss([&](const at::Tensor& loss) { return scaler.scale(loss); }));
     }
     if (table && pp.size > 1) {
-      DDP_DO(trace, if (const auto ends = new_group({0, pp.size - 1}, pp.group)) options.tied({{table->weight, ends}}));
+      DDP_DO(trace, if (const auto ends = new_group({0, pp.size - 1}, pp.group)) stage_options.tied({{table->weight, ends}}));
     }
   }
 
@@ -146,10 +146,10 @@ class Pipeline : public Training {
     };
     const auto& pp = run_.pp;
     if (wrapped.size() == 1) {
-      trace.say("PipelineStage model(wrapped[0], pp.rank, pp.size, loss, options_of_stages);");
+      trace.say("PipelineStage model(wrapped[0], pp.rank, pp.size, loss, stage_options);");
       pipeline_ = std::make_unique<PipelineStage<M>>(wrapped[0], pp.rank, pp.size, loss, options_);
     } else {
-      trace.say("PipelineStage model(wrapped, pp.rank, pp.size, loss, options_of_stages);");
+      trace.say("PipelineStage model(wrapped, pp.rank, pp.size, loss, stage_options);");
       pipeline_ = std::make_unique<PipelineStage<M>>(wrapped, pp.rank, pp.size, loss, options_);
     }
   }
