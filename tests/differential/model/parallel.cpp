@@ -18,7 +18,7 @@ void use_clone(torch::nn::Module& parent, const std::string& name, Holder& part)
 });
 DDP_SOURCE(padded,
 /// With rows of zeros, to a multiple.
-inline at::Tensor padded(const at::Tensor& x, int64_t multiple) {
+[[maybe_unused]] inline at::Tensor padded(const at::Tensor& x, int64_t multiple) {
   return torch::constant_pad_nd(x, {0, 0, 0, (multiple - x.size(0) % multiple) % multiple});
 });
 
@@ -87,7 +87,7 @@ struct CutTable : Layer {
 
 DDP_SOURCE(attend,
 /// Causal attention of [N, heads, T, d].
-inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+[[maybe_unused]] inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const auto scores = q.matmul(k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
   const auto later = torch::ones({q.size(-2), q.size(-2)}, torch::kBool).triu(1);
   return torch::softmax(scores.masked_fill(later, -INFINITY), -1).matmul(v);
