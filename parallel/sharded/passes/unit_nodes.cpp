@@ -59,7 +59,7 @@ NodePtr marker(
     const ShardedModel::Place& place) {
   auto node = make_node<UnitNode>(std::move(edges), end, unit, place);
   // Autograd orders the nodes of one device alone.
-  node->add_input_metadata(at::empty({0}, at::device(unit->device())));
+  node->add_input_metadata(at::empty({0}, at::dtype(at::kFloat).device(unit->device())));
   return node;
 }
 
