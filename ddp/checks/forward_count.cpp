@@ -1,10 +1,14 @@
-#include "checks/forward_count.h"
+#include <ddp/internal/forward_count.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <ddp/internal/text.h>
@@ -16,12 +20,19 @@ namespace {
 // than this.
 constexpr uint64_t kPassesPerRestart = uint64_t{1} << 20;
 
+// How long to wait before the store is asked again.
+constexpr std::chrono::milliseconds kAskAgain{20};
+
 // Keys of the store, for the wrapper with number W. Ranks record passes at the same time and in any
 // order, so each entry has a key of its own: one key for all would lose concurrent writes.
 //   forwards/W/first/N  how many ranks have recorded that pass N threw, or are about to
 //   forwards/W          the length of the list, including entries that are about to be set
 //   forwards/W/I        entry I, from 1
 std::string length_key(int wrapper) { return ddp::str("forwards/", wrapper); }
+
+std::string failures_key(int wrapper, uint64_t forward) {
+  return ddp::str(length_key(wrapper), "/first/", forward);
+}
 
 std::string entry_key(int wrapper, int64_t entry) {
   return ddp::str(length_key(wrapper), "/", entry);
@@ -39,7 +50,7 @@ FailedForward parse_failed_forward(const std::string& text) {
 }  // namespace
 
 void record_failed_forward(c10d::Store& store, int wrapper, const FailedForward& forward) {
-  if (store.add(ddp::str(length_key(wrapper), "/first/", forward.number), 1) > 1) return;
+  if (store.add(failures_key(wrapper, forward.number), 1) > 1) return;
   store.set(
       entry_key(wrapper, store.add(length_key(wrapper), 1)),
       ddp::str(forward.rank, " ", forward.number, " ", forward.why));
@@ -57,6 +68,8 @@ void read_failed_forwards(c10d::Store& store, int wrapper, std::vector<FailedFor
 /// The part of a ForwardCount that the group's monitor and the store's thread use.
 class ForwardCount::Steps : public SharedSteps {
  public:
+  explicit Steps(CountedForwards counted) : counted_(std::move(counted)) {}
+
   uint64_t count() const override {
     const std::lock_guard lock(mutex_);
     return number_;
@@ -64,8 +77,7 @@ class ForwardCount::Steps : public SharedSteps {
 
   std::string explain(const std::string& more, const std::string& fewer) const override {
     return ddp::str(
-        more, " began a training forward pass that ", fewer,
-        " did not. Every rank has to train on as many batches, or in join(): ");
+        more, " began ", counted_.what, " that ", fewer, " did not. ", counted_.rule, ": ");
   }
 
   void read(c10d::Store& store) override {
@@ -107,17 +119,25 @@ class ForwardCount::Steps : public SharedSteps {
     return number_;
   }
 
+  const CountedForwards& counted() const { return counted_; }
+  /// Whether the current pass threw here.
+  bool has_failed() const {
+    const std::lock_guard lock(mutex_);
+    return !failed_.empty() && failed_.back() == number_;
+  }
+
   std::atomic<int> wrapper{-1};  // its number in the group; -1: not known yet
 
  private:
+  const CountedForwards counted_;
   mutable std::mutex mutex_;          // guards the members below
   uint64_t number_ = 0;               // of the current pass
   std::vector<uint64_t> failed_;      // the passes that threw on this rank
   std::vector<FailedForward> known_;  // the list in the store, as far as it was read
 };
 
-ForwardCount::ForwardCount(std::shared_ptr<GroupMonitor> monitor)
-    : monitor_(std::move(monitor)), steps_(std::make_shared<Steps>()) {
+ForwardCount::ForwardCount(std::shared_ptr<GroupMonitor> monitor, CountedForwards counted)
+    : monitor_(std::move(monitor)), steps_(std::make_shared<Steps>(std::move(counted))) {
   steps_->wrapper = monitor_->add_steps(steps_);
 }
 
@@ -140,6 +160,26 @@ void ForwardCount::fail(const std::string& why) noexcept {
   } catch (const std::exception&) {
     // Out of memory: other ranks find this rank gone, or wait for their timeout.
   }
+}
+
+void ForwardCount::await_failures() {
+  if (monitor_->size() == 1 || !steps_->has_failed()) return;
+  const auto key = failures_key(steps_->wrapper, steps_->count());
+  std::future<int64_t> answer;
+  const auto have_all_failed = [&](std::chrono::milliseconds at_most) {
+    if (!answer.valid()) {
+      const auto asked = std::make_shared<std::promise<int64_t>>();
+      answer = asked->get_future();
+      monitor_->post([asked, key](c10d::Store& store) { asked->set_value(store.add(key, 0)); });
+    }
+    if (answer.wait_for(at_most) != std::future_status::ready) return false;
+    if (answer.get() == monitor_->size()) return true;
+    std::this_thread::sleep_for(std::min(at_most, kAskAgain));
+    return false;
+  };
+  monitor_->wait_until(have_all_failed, [this] {
+    return ddp::str("waiting for ranks that began ", steps_->counted().what, ", which threw here");
+  });
 }
 
 }  // namespace ddp

@@ -11,7 +11,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
-#include "checks/forward_count.h"
+#include <ddp/internal/forward_count.h>
 #include "checks/parameter_watch.h"
 #include "checks/stray_tensors.h"
 #include "precision/model_precision.h"

@@ -30,7 +30,7 @@ int64_t length_of(const at::Tensor& t, int64_t dim, const char* call, const c10d
 }  // namespace
 
 at::Tensor order_of_ranks(int64_t length, int ranks) {
-  const auto pieces = at::arange(length).view({2 * ranks, -1});
+  const auto pieces = at::arange(length, at::kLong).view({2 * ranks, -1});
   std::vector<at::Tensor> order;
   for (int rank = 0; rank < ranks; ++rank) {
     order.push_back(pieces[rank]);

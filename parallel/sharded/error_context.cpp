@@ -12,7 +12,8 @@ void add_context(
                             text.find("deadlock: ") != text.npos;
   error.add_context(
       str(doing, " ", on_rank_text(*group), ".",
-          ranks_differ ? " All ranks run the same units, in as many batches: ddp::equal_batches()."
+          ranks_differ ? " All ranks run the same units, in as many batches, in evaluation, too: "
+                         "ddp::equal_batches()."
                        : ""));
 }
 

@@ -45,7 +45,9 @@ FlatSegment::FlatSegment(
       parameters_(std::move(parameters)),
       layout_(numels_of(parameters_), group_->getSize()),
       ranges_(parameters_.size()),
-      accumulators_(parameters_.size()) {
+      accumulators_(parameters_.size()),
+      shard_nodes_(parameters_.size()),
+      kept_(parameters_.size()) {
   const c10::NoGradGuard no_grad;
   const auto& first = parameters_.front();
   for (const auto& piece : layout_.pieces(group_->getRank())) {
@@ -64,9 +66,9 @@ FlatSegment::FlatSegment(
       const auto values = parameter.detach().reshape({-1}).narrow(0, range.from, range.numel);
       shard_.narrow(0, range.at, range.numel).copy_(values);
     }
-    point(slot, views_[slot]);
+    point(slot, views_[slot], {});
     (void)accumulator(slot);
-    point(slot, piece(slot, shard_));
+    point(slot, piece(slot, shard_), {});
   }
   release();
 }
@@ -94,12 +96,19 @@ const NodePtr& FlatSegment::accumulator(size_t slot) {
   return kept;
 }
 
-void FlatSegment::point(size_t slot, const at::Tensor& data) {
+void FlatSegment::set_shard_node(size_t slot, NodePtr node) {
+  node->add_input_metadata(piece(slot, shard_));
+  shard_nodes_[slot] = std::move(node);
+  const bool is_whole = parameters_[slot].is_alias_of(whole_);
+  if (!is_whole) point(slot, piece(slot, shard_), shard_nodes_[slot]);
+}
+
+bool FlatSegment::is_shard_used(size_t slot) const { return shard_nodes_[slot].use_count() > 1; }
+
+void FlatSegment::point(size_t slot, const at::Tensor& data, const NodePtr& node) {
   auto& parameter = parameters_[slot];
   parameter.set_data(data);
-  if (accumulators_[slot]) {
-    torch::autograd::impl::set_grad_accumulator(parameter, WeakNodePtr(accumulators_[slot]));
-  }
+  if (node) torch::autograd::impl::set_grad_accumulator(parameter, WeakNodePtr(node));
 }
 
 void FlatSegment::begin_gather() {
@@ -136,14 +145,27 @@ void FlatSegment::part_with_whole() {
 }
 
 void FlatSegment::point_at_whole() {
-  for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, views_[slot]);
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    kept_[slot] = parameters_[slot]._version();
+    point(slot, views_[slot], accumulators_[slot]);
+  }
 }
 
 void FlatSegment::point_at_shard() {
   // Also where forward runs in inference mode: the parameters outlive it.
   const c10::InferenceMode no_inference(false);
   const c10::NoGradGuard no_grad;
-  for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, piece(slot, shard_));
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    point(slot, piece(slot, shard_), shard_nodes_[slot]);
+  }
+}
+
+bool FlatSegment::is_written() const {
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    if (parameters_[slot]._version() != kept_[slot]) return true;
+    if (!parameters_[slot].is_alias_of(whole_)) return true;  // set_data()
+  }
+  return false;
 }
 
 void FlatSegment::write_back() {
@@ -157,6 +179,7 @@ void FlatSegment::write_back() {
     shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard_));
   }
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    kept_[slot] = parameters_[slot]._version();
     const auto value = parameters_[slot].detach();
     if (value.is_alias_of(whole_)) continue;
     // set_data() gave it memory of its own, as torch::load() does.
@@ -170,7 +193,7 @@ void FlatSegment::write_back() {
           .copy_(value.reshape({-1}).narrow(0, range.from, range.numel));
     }
     views_[slot].copy_(value);
-    point(slot, views_[slot]);
+    point(slot, views_[slot], accumulators_[slot]);
   }
 }
 

@@ -61,6 +61,8 @@ class FlatSegment {
   void part_with_whole();
   void point_at_whole();
   void point_at_shard();
+  /// Whether a program wrote to a parameter since it was made whole, and did not keep it.
+  bool is_written() const;
   /// Copies this rank's elements of the whole into the shard.
   void write_back();
   /// Whether a tensor has the memory of the whole.
@@ -69,9 +71,13 @@ class FlatSegment {
   /// The accumulator of a parameter, which takes gradients of the whole's sizes and dtype. Null for
   /// a parameter that requires no gradient.
   const NodePtr& accumulator(size_t slot);
+  /// Takes gradients of the parameter as a shard, in place of an accumulator.
+  void set_shard_node(size_t slot, NodePtr node);
+  /// Whether a graph that exists computed with the parameter as a shard.
+  bool is_shard_used(size_t slot) const;
 
  private:
-  void point(size_t slot, const at::Tensor& data);
+  void point(size_t slot, const at::Tensor& data, const NodePtr& node);
 
   ProcessGroup group_;
   std::vector<at::Tensor> parameters_;
@@ -79,9 +85,12 @@ class FlatSegment {
   std::vector<Range> ranges_;
   at::Tensor shard_;
   at::Tensor whole_;
-  std::vector<at::Tensor> views_;      // by slot: its place in the whole
-  std::vector<NodePtr> accumulators_;  // by slot; set_data() may drop the parameter's reference
-  at::Tensor sent_;                    // the shard in the whole's dtype, during a gather
+  std::vector<at::Tensor> views_;  // by slot: its place in the whole
+  // By slot, what takes gradients of the whole and of the shard; set_data() may drop the
+  // parameter's reference.
+  std::vector<NodePtr> accumulators_, shard_nodes_;
+  std::vector<int64_t> kept_;  // by slot: the version whose values the shard has
+  at::Tensor sent_;            // the shard in the whole's dtype, during a gather
   c10::intrusive_ptr<c10d::Work> gather_;
 };
 

@@ -59,7 +59,7 @@ std::string describe_kinds(const std::vector<std::string>& by_rank) {
   return ddp::str(
       "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
       by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
-      ". Run equal numbers of batches: ddp::equal_batches().");
+      ". Evaluation is collective, too: run equal numbers of batches, ddp::equal_batches().");
 }
 
 }  // namespace
@@ -69,7 +69,8 @@ ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
       gather_group_(root.gather_group()),
       reduce_groups_{
           own_group_of(root.groups().shard, OwnOrder::Reductions).group,
-          own_group_of(root.groups().replicate, OwnOrder::Reductions).group} {}
+          own_group_of(root.groups().replicate, OwnOrder::Reductions).group},
+      failed_passes_(gather_group_) {}
 
 ShardedModel::~ShardedModel() { trim_blocks(); }
 
@@ -159,13 +160,18 @@ bool ShardedModel::has_several_graphs() {
 
 bool ShardedModel::may_reduce_early() {
   const bool reduces = std::exchange(expects_reduction_, false);
-  return (reduces || !is_held_) && !has_several_graphs();
+  // Gradients of values that were computed from whole parameters before forward come after it.
+  const bool is_summoned =
+      !is_held_ &&
+      std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->stays_whole; });
+  return (reduces || !is_held_) && !has_several_graphs() && !is_summoned;
 }
 
 void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   DDP_CHECK(
       !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
       on_rank_text(*gather_group_), ". Call forward and backward of a model on one thread.");
+  failed_passes_.begin();
   // What a pass without backward, or one that failed, left is older than the optimizer's step.
   for (const auto& unit : units_) {
     if (!unit->stays_whole) unit->reshard();
@@ -175,6 +181,7 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   pass_->model = shared_from_this();
   pass_->root = root.index;
   pass_->reduces = reduces;
+  for (const auto& unit : units_) pass_->used_shards.push_back(unit->used_shards());
   is_as_expected_ = true;
 }
 
@@ -212,6 +219,22 @@ NodePtr ShardedModel::mark_exit(const std::shared_ptr<ShardedUnit>& unit, const 
   if (place.is_recomputed || !place.pass->order.use(place.use).has_backward) return {};
   marker_ = exit_marker(unit, place, marker_);
   return marker_;
+}
+
+void ShardedModel::check_shards_unused(const Place& place) const {
+  if (depth_ > 1 || place.is_recomputed || !c10::GradMode::is_enabled()) return;
+  for (const auto& unit : units_) {
+    const auto& before = place.pass->used_shards[unit->index];
+    const auto used = unit->used_shards();
+    for (size_t i = 0; i < used.size(); ++i) {
+      DDP_CHECK(
+          !used[i] || before[i],
+          "FullyShardedDataParallel: expected parameters to be used in forward of their unit, got ",
+          unit->text_of_parameter(i), " used outside of it in forward of ",
+          units_[place.pass->root]->name(), " ", on_rank_text(*gather_group_),
+          ", where it is this rank's shard. Put what uses it into forward of its unit.");
+    }
+  }
 }
 
 void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
@@ -260,7 +283,10 @@ void ShardedModel::compare_modes() {
   // Where this fails, others gather, for one more batch of the kind before.
   const auto doing = [&] { return "FullyShardedDataParallel was beginning " + kind; };
   with_context(doing, gather_group_, [&] {
-    agree(kind, gather_group_, "comparing the ranks' kinds of forward", describe_kinds);
+    agree(
+        kind, gather_group_,
+        "beginning " + kind + " of a sharded model, which is collective: every rank runs it",
+        describe_kinds);
   });
 }
 
@@ -280,6 +306,35 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   agree(
       joined_by("\n", names), gather_group_, "comparing the units of forward",
       [&](const std::vector<std::string>& by_rank) { return describe_orders(by_rank, passes_); });
+}
+
+bool ShardedModel::is_collective() const {
+  return std::any_of(
+      units_.begin(), units_.end(), [](const auto& unit) { return !unit->stays_whole; });
+}
+
+void ShardedModel::forward_failed(const ShardedUnit& unit) {
+  if (!pass_) return;  // backward computes it again
+  const bool is_innermost = !std::exchange(pass_->has_thrown, true);
+  try {
+    throw;
+  } catch (c10::DistError&) {
+    // A collective's says what all ranks did.
+  } catch (c10::Error& error) {
+    if (is_innermost) {
+      error.add_context(ddp::str(
+          "FullyShardedDataParallel ran forward of ", unit.name(), " ",
+          on_rank_text(*gather_group_),
+          ". Parameters of other units are this rank's shards there: use each in forward of "
+          "its unit."));
+    }
+  } catch (...) {
+  }
+  if (depth_ == 1 && is_collective()) failed_passes_.note("forward", std::current_exception());
+}
+
+void ShardedModel::backward_failed(const std::exception_ptr& cause) noexcept {
+  if (is_collective()) failed_passes_.note("backward", cause);
 }
 
 void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {

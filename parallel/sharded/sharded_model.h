@@ -10,6 +10,7 @@
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
+#include "sharded/passes/failed_passes.h"
 #include "sharded/passes/pass_order.h"
 #include "sharded/sharded_unit.h"
 
@@ -26,6 +27,8 @@ struct ForwardPass {
   bool has_graph = false;         // a node of it was made
   bool is_recomputation = false;  // of a root, in backward
   bool is_released = false;       // backward freed the graph
+  bool has_thrown = false;
+  std::vector<std::vector<bool>> used_shards = {};  // by graphs from before; by unit
 };
 
 /// The units under one root: runs their gathers and reductions in the same order on every rank.
@@ -67,6 +70,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Before leave(): the marker of the use for pass_through_node(); null if backward does not get
   /// to it.
   NodePtr mark_exit(const std::shared_ptr<ShardedUnit>& unit, const Place& place);
+  /// Before leave() of the root: throws if forward computed with parameters that were shards.
+  void check_shards_unused(const Place& place) const;
+  /// In the handler of an exception of forward: adds to its error which unit's threw, the
+  /// innermost, and tells the other ranks.
+  void forward_failed(const ShardedUnit& unit);
+  void backward_failed(const std::exception_ptr& cause) noexcept;
   /// After an exception in forward.
   void abandon(ShardedUnit& unit, const Place& place) noexcept;
 
@@ -101,6 +110,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
  private:
   void check_device(const ShardedUnit& unit) const;
+  /// Whether other ranks wait for this one's part in a pass.
+  bool is_collective() const;
   /// Null if the backend has none.
   GradientMemory* gradient_memory();
   BackwardTask& task();
@@ -117,6 +128,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ProcessGroup gather_group_;
   UnitGradients::Groups reduce_groups_;
   std::vector<std::shared_ptr<ShardedUnit>> units_;
+  FailedPasses failed_passes_;
   std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
   NodePtr marker_;                     // of the use that it left last

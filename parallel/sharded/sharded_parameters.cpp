@@ -15,6 +15,8 @@
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
 
+#include "sharded/cut_registry.h"
+
 namespace ddp {
 namespace {
 
@@ -119,6 +121,11 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
     const bool is_ignored = std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end();
     unknown.erase(layout.name);
     if (is_ignored) continue;
+    DDP_CHECK_VALUE(
+        !is_cut(layout.local),
+        "FullyShardedDataParallel: expected each parameter in one unit, got \"", layout.name,
+        "\", which another unit has cut, ", on_rank_text(*group),
+        ". Wrap the module that holds both uses, and make a new module to wrap it again.");
     check_can_be_cut(layout, group);
     DDP_CHECK_VALUE(
         !layout.local.requires_grad() || walk.sparse.count(layout.local.unsafeGetTensorImpl()) == 0,

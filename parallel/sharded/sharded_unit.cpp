@@ -6,11 +6,13 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
+#include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/rank_text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "sharded/cut_registry.h"
 #include "sharded/error_context.h"
 #include "sharded/own_group.h"
 #include "sharded/sharded_model.h"
@@ -42,7 +44,9 @@ std::vector<Box> boxes_within(const std::vector<Box>& boxes, int64_t begin, int6
     const auto numel = c10::multiply_integers(box.size);
     const auto first = std::clamp<int64_t>(begin, 0, numel);
     const auto last = std::clamp<int64_t>(end, 0, numel);
-    if (first < last) {
+    if (numel == 0) {
+      parts.push_back(box);  // on all ranks, so that the parameter has a place
+    } else if (first < last) {
       for (auto& part : boxes_of(box, first, last)) parts.push_back(std::move(part));
     }
     begin -= numel;
@@ -89,6 +93,29 @@ class ShardedUnit::AfterGradient : public torch::autograd::FunctionPostHook {
   size_t i_;
 };
 
+/// Takes the gradient of a parameter as a shard: a value that was computed from it is that of this
+/// rank's elements alone.
+class ShardedUnit::ShardNode : public ShardNodeBase {
+ public:
+  ShardNode(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
+  std::string name() const override { return "ddp::ShardOfParameter"; }
+  NodePtr accumulator() const override {
+    const auto unit = unit_.lock();
+    return unit ? unit->hooked_[i_] : NodePtr();
+  }
+
+ protected:
+  variable_list apply(variable_list&& gradients) override {
+    const auto unit = unit_.lock();
+    if (unit && gradients[0].defined()) unit->refuse_gradient_of_shard(i_);
+    return {};
+  }
+
+ private:
+  std::weak_ptr<ShardedUnit> unit_;
+  size_t i_;
+};
+
 ShardedUnit::ShardedUnit(
     const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options)
     : reshard_after_forward(options.reshard_after_forward()), whole_layouts_(layouts) {
@@ -98,6 +125,7 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
+  note_cut(layouts);
   const auto own = own_group_of(groups_.shard, OwnOrder::Gathers, groups_.replicate);
   gather_group_ = own.group;
   number_ = own.number;
@@ -149,6 +177,7 @@ void ShardedUnit::add_hooks() {
     for (size_t slot = 0; slot < segment.parameters().size(); ++slot, ++i) {
       const auto& accumulator = segment.accumulator(slot);
       if (hooked_[i] || !accumulator) continue;
+      segment.set_shard_node(slot, make_node<ShardNode>(weak_from_this(), i));
       hooked_[i] = accumulator;
       accumulator->add_pre_hook(std::make_unique<BeforeGradient>(weak_from_this(), i));
       accumulator->add_post_hook(std::make_unique<AfterGradient>(weak_from_this(), i));
@@ -162,6 +191,26 @@ void ShardedUnit::check_takes_gradients() const {
       " while its parameters are whole, got one of a value that was computed from them inside of "
       "SummonFullParams, or between unshard() and reshard(), ",
       on_rank_text(*groups_.shard), ". Run its backward before they end.");
+}
+
+void ShardedUnit::refuse_gradient_of_shard(size_t i) const {
+  DDP_CHECK(
+      false,
+      "FullyShardedDataParallel: expected parameters to be used in forward of their unit, got a "
+      "gradient of a value that was computed from this rank's shard of ",
+      text_of_parameter(i), ", ", on_rank_text(*groups_.shard),
+      ". Compute a penalty in forward of the unit, or it and its backward inside of "
+      "SummonFullParams, or add its gradient to .grad after backward.");
+}
+
+std::vector<bool> ShardedUnit::used_shards() const {
+  std::vector<bool> used;
+  for (const auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot) {
+      used.push_back(segment.is_shard_used(slot));
+    }
+  }
+  return used;
 }
 
 std::string ShardedUnit::text_of_parameter(size_t i) const {
@@ -248,8 +297,16 @@ void ShardedUnit::end_gather() {
       });
 }
 
+void ShardedUnit::keep_writes() {
+  if (!has_whole_sizes_ || memory_ != Memory::Full) return;
+  for (auto& segment : segments_) {
+    if (segment.is_written()) segment.write_back();
+  }
+}
+
 void ShardedUnit::release() {
   if (memory_ == Memory::Free) return;
+  keep_writes();
   end_gather();
   for (auto& segment : segments_) segment.release();
   memory_ = Memory::Free;
@@ -261,12 +318,17 @@ void ShardedUnit::reshard() {
 }
 
 void ShardedUnit::hide_whole() {
+  keep_writes();
+  point_at_shards();
+}
+
+void ShardedUnit::point_at_shards() {
   if (!std::exchange(has_whole_sizes_, false)) return;
   for (auto& segment : segments_) segment.point_at_shard();
 }
 
 void ShardedUnit::part_with_whole() {
-  hide_whole();
+  point_at_shards();
   if (memory_ == Memory::Free) return;
   end_gather();
   for (auto& segment : segments_) segment.part_with_whole();
@@ -274,8 +336,9 @@ void ShardedUnit::part_with_whole() {
 }
 
 void ShardedUnit::abandon() noexcept {
-  if (memory_ == Memory::Full) release();
-  hide_whole();
+  const bool is_full = memory_ == Memory::Full;
+  point_at_shards();
+  if (is_full) release();
 }
 
 std::shared_ptr<ShardedModel> ShardedUnit::model() const {

@@ -51,7 +51,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void begin_gather();
   /// Gathers the parameters, and gives them their sizes.
   void make_whole();
-  /// Frees the whole parameters. Their sizes stay.
+  /// Frees the whole parameters. Their sizes stay. This and what follows, but part_with_whole() and
+  /// abandon(), keeps what a program wrote to them.
   void release();
   /// Frees the whole parameters, and makes them the shards.
   void reshard();
@@ -69,6 +70,10 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   /// Whether autograd wants gradients of the parameters to be accumulated.
   bool takes_gradients(const Wanted& wanted) const;
   bool has_memory_of(const at::Tensor& tensor) const;
+  /// The parameters that a graph computed with as shards, by their numbers in gradients().
+  std::vector<bool> used_shards() const;
+  // Of the gradients of parameter i, as UnitGradients counts.
+  std::string text_of_parameter(size_t i) const;
 
   bool has_parameters() const { return !segments_.empty(); }
   /// Of its parameters; where it has none, of the model's.
@@ -94,14 +99,16 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
  private:
   class BeforeGradient;
   class AfterGradient;
+  class ShardNode;
   enum class Memory { Free, Filling, Full };
 
   void group_into_segments(const FullyShardedOptions& options);
   void end_gather();  // of all segments; an error names the unit
   std::string gathering_text() const;
+  void keep_writes();
+  void point_at_shards();
   void check_takes_gradients() const;
-  // Of the gradients of parameter i, as UnitGradients counts.
-  std::string text_of_parameter(size_t i) const;
+  [[noreturn]] void refuse_gradient_of_shard(size_t i) const;
   void check_is_untouched(size_t i) const;
   void check_is_dense(size_t i) const;
 

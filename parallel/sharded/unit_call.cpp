@@ -67,6 +67,8 @@ UnitCall::~UnitCall() {
   if (!state_->has_left) state_->unit->model()->abandon(*state_->unit, state_->place);
 }
 
+void UnitCall::note_error() { state_->unit->model()->forward_failed(*state_->unit); }
+
 void UnitCall::enter(ReplaceAll replace_all) {
   auto& [policy, unit, place, has_left, inputs] = *state_;
   auto tensors = tensors_of(replace_all);
@@ -95,6 +97,7 @@ void UnitCall::leave_with(ReplaceAll replace_all) {
         on_rank_text(*unit->groups().shard),
         ". Its memory is freed after forward: return a clone().");
   }
+  unit->model()->check_shards_unused(place);
   cast(tensors, policy.output_dtype());
   const auto marker = unit->model()->mark_exit(unit, place);
   put(pass_through_node(std::move(tensors), UnitEnd::Outputs, unit, place, marker), replace_all);

@@ -136,7 +136,7 @@ void UnitGradients::pack(at::Tensor& packed) {
     slot.kept.reset();
     slot.marker.reset();
   }
-  const auto notes = at::zeros({notes_numel()});
+  const auto notes = at::zeros({notes_numel()}, at::kFloat);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) notes.data_ptr<float>()[i] = 1;
   }

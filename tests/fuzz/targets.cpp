@@ -15,6 +15,7 @@
 #include <ddp/internal/fd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <ddp/internal/forward_count.h>
 #include "checkpoint/files/crc32c.h"
 #include "checkpoint/files/manifest.h"
 #include "checkpoint/python/torch_file.h"
@@ -23,7 +24,6 @@
 #include "comm/group/backend_spec.h"
 #include "comm/monitor/compare_calls.h"
 #include "comm/rendezvous/init_method.h"
-#include "ddp/checks/forward_count.h"
 #include "examples/common/data/cifar.h"
 #include "examples/common/data/idx.h"
 #include "launch/options.h"

@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "ddp/checks/forward_count.h"
+#include <ddp/internal/forward_count.h>
 #include "reducer/passes.h"
 #include "support/like_nccl.h"
 #include "support/ranks.h"

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/repeated_call.h>
@@ -159,7 +160,7 @@ class Recomputation::Node : public torch::autograd::Node {
         call_(std::move(call)) {
     auto inputs = call_->inputs;
     inputs.insert(inputs.end(), call_->parameters.begin(), call_->parameters.end());
-    set_next_edges(torch::autograd::collect_next_edges(inputs));
+    set_next_edges(accumulating_edges(inputs));
   }
 
   std::string name() const override { return "ddp::Recomputation"; }

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <c10/core/GradMode.h>
+#include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 namespace ddp {
@@ -51,59 +51,19 @@ class PackedVariable final : public torch::autograd::SavedVariableHooks {
   UnpackFunction unpack_;
 };
 
-/// LibTorch asks the default engine for hooks whenever it saves a tensor, and this is its only way
-/// for hooks that belong to no node. Backward passes run in LibTorch's own engine: a process starts
-/// the threads of its devices once, for one engine.
-class EngineWithHooks final : public torch::autograd::Engine {
-  using Tensors = torch::autograd::variable_list;
-  using Edges = torch::autograd::edge_list;
-
- public:
-  static torch::autograd::Engine& get() {
-    static auto* const engine = new EngineWithHooks;  // threads of it may outlive main()
-    return *engine;
-  }
-  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    const auto& packs = packs_of_this_thread();
-    if (packs.empty() || packs.back() == nullptr) return nullptr;
-    return std::make_unique<PackedVariable>(packs.back());
-  }
-  Tensors execute(
-      const Edges& roots, const Tensors& inputs, bool keep_graph, bool create_graph,
-      bool accumulate_grad, const Edges& outputs) override {
-    return get_base_engine().execute(
-        roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-  }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-      std::shared_ptr<torch::autograd::Node> graph_root,
-      torch::autograd::InputBuffer&& inputs) override {
-    return get_base_engine().execute_with_graph_task(
-        graph_task, std::move(graph_root), std::move(inputs));
-  }
-
- private:
-  EngineWithHooks() = default;
-};
-
-void install_engine() {
-  using torch::autograd::Engine;
-  // An error leaves this undone, so that the next one throws as well.
-  static const bool installed = [] {
-    DDP_CHECK(
-        &Engine::get_default_engine() == &Engine::get_base_engine(),
-        "save_on_host: expected LibTorch's own autograd engine, got another library's: Python is "
-        "in this process. Use torch.autograd.graph.save_on_cpu there.");
-    torch::autograd::set_default_engine_stub(&EngineWithHooks::get);
-    return true;
-  }();
-  (void)installed;
+std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() {
+  const auto& packs = packs_of_this_thread();
+  if (packs.empty() || packs.back() == nullptr) return nullptr;
+  return std::make_unique<PackedVariable>(packs.back());
 }
 
 }  // namespace
 
 SavedTensorHooks::SavedTensorHooks(PackFunction pack) {
-  install_engine();
+  DDP_CHECK(
+      set_saved_hooks(&make_hooks),
+      "save_on_host: expected LibTorch's own autograd engine, got another library's: Python is in "
+      "this process. Use torch.autograd.graph.save_on_cpu there.");
   packs_of_this_thread().push_back(std::make_shared<const PackFunction>(std::move(pack)));
 }
 

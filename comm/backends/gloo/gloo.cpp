@@ -227,7 +227,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   // Gloo's threads.
   void close_connection(int peer) {
     for (size_t i = 0; i < contexts_.size(); ++i) {
-      Tensors nothing{at::empty({1})};
+      Tensors nothing{at::empty({1}, at::kByte)};
       const int tag = std::numeric_limits<int>::max() - static_cast<int>(i);
       try {
         Base::recv(nothing, peer, tag)->wait(std::chrono::milliseconds(1));

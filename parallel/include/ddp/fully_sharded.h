@@ -235,12 +235,14 @@ class FullyShardedDataParallelImpl
     detail::UnitCall unit(*this);
     std::tuple<detail::ReplacedArgument<Args&&>...> arguments{
         detail::ReplacedArgument<Args&&>(std::forward<Args>(args))...};
-    unit.enter([&](const TensorMove& move) {
-      std::apply([&](auto&... argument) { (argument.replace(move), ...); }, arguments);
-    });
-    return unit.leave([&] {
-      return std::apply(
-          [&](auto&... argument) { return inner_->forward(argument.get()...); }, arguments);
+    return unit.run([&] {
+      unit.enter([&](const TensorMove& move) {
+        std::apply([&](auto&... argument) { (argument.replace(move), ...); }, arguments);
+      });
+      return unit.leave([&] {
+        return std::apply(
+            [&](auto&... argument) { return inner_->forward(argument.get()...); }, arguments);
+      });
     });
   }
 
@@ -271,7 +273,8 @@ class FullyShardedDataParallelImpl
 /// Checkpointer saves the whole, and loads it on any number of ranks.
 ///
 /// Every rank has to call the same units in the same order, in evaluation as well. A rank may leave
-/// a unit out of its loss.
+/// a unit out of its loss. Parameters may be used in forward of their unit alone, or inside of
+/// SummonFullParams; what forward writes to them is kept.
 ///
 /// Collective: construction, forward and backward. Blocks: host.
 /// Memory: 1/W of parameters, gradients and optimizer state; while it computes one unit more, two

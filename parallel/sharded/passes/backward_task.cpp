@@ -131,6 +131,14 @@ void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto entry = pass->order.use(use).entry;
   gather_left_out(walk, entry, entry);
+  // What follows was computed before forward, from the parameters as they were then.
+  if (use == 0) hide_units();
+}
+
+void BackwardTask::hide_units() {
+  for (const auto& unit : model_.units()) {
+    if (!unit->stays_whole) unit->hide_whole();
+  }
 }
 
 ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {

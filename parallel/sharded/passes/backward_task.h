@@ -59,6 +59,7 @@ class BackwardTask {
   /// Nothing uses what was entered since `time` any more.
   void mark_done_since(Walk& walk, int64_t time);
   void gather_ahead(Walk& walk);
+  void hide_units();
   void reduce_ready();
   void reduce(ShardedUnit& unit);
   void finish_reduction();

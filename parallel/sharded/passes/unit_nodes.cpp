@@ -31,7 +31,6 @@ class UnitNode : public torch::autograd::Node {
     return end_ == UnitEnd::Outputs ? "ddp::UnitOutputs" : "ddp::UnitInputs";
   }
   const std::shared_ptr<ForwardPass>& pass() const { return place_.pass; }
-  bool is_of(const ShardedModel& model) const { return unit_->model().get() == &model; }
 
  protected:
   variable_list apply(variable_list&& gradients) override {
@@ -59,7 +58,7 @@ NodePtr marker(
     const ShardedModel::Place& place) {
   auto node = make_node<UnitNode>(std::move(edges), end, unit, place);
   // Autograd orders the nodes of one device alone.
-  node->add_input_metadata(at::empty({0}, at::device(unit->device())));
+  node->add_input_metadata(at::empty({0}, at::dtype(at::kFloat).device(unit->device())));
   return node;
 }
 
@@ -96,21 +95,18 @@ std::vector<at::Tensor> pass_through_node(
   return tensors;
 }
 
-std::vector<std::shared_ptr<ForwardPass>> passes_of(
-    const std::vector<at::Tensor>& tensors, const ShardedModel& model) {
+std::vector<std::shared_ptr<ForwardPass>> passes_of(const torch::autograd::edge_list& roots) {
   std::vector<std::shared_ptr<ForwardPass>> passes;
   std::unordered_set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> open;
   const auto visit = [&](torch::autograd::Node* node) {
     if (node != nullptr && seen.insert(node).second) open.push_back(node);
   };
-  for (const auto& tensor : tensors) {
-    if (tensor.defined()) visit(tensor.grad_fn().get());
-  }
+  for (const auto& root : roots) visit(root.function.get());
   while (!open.empty()) {
     auto* node = open.back();
     open.pop_back();
-    if (auto* of_unit = dynamic_cast<UnitNode*>(node); of_unit && of_unit->is_of(model)) {
+    if (auto* of_unit = dynamic_cast<UnitNode*>(node)) {
       const auto& pass = of_unit->pass();
       if (pass && std::find(passes.begin(), passes.end(), pass) == passes.end()) {
         passes.push_back(pass);
@@ -118,6 +114,18 @@ std::vector<std::shared_ptr<ForwardPass>> passes_of(
     }
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
+  return passes;
+}
+
+std::vector<std::shared_ptr<ForwardPass>> passes_of(
+    const std::vector<at::Tensor>& tensors, const ShardedModel& model) {
+  torch::autograd::edge_list roots;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) roots.emplace_back(tensor.grad_fn(), 0);
+  }
+  auto passes = passes_of(roots);
+  const auto is_of_other = [&](const auto& pass) { return pass->model.get() != &model; };
+  passes.erase(std::remove_if(passes.begin(), passes.end(), is_of_other), passes.end());
   return passes;
 }
 

@@ -8,9 +8,9 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <ddp/internal/forward_count.h>
 #include "comm/plain_store.h"
 #include "comm/watched_store.h"
-#include "ddp/checks/forward_count.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 

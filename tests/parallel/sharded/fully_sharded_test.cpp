@@ -19,6 +19,18 @@ namespace {
 
 using Values = std::map<std::string, at::Tensor>;
 
+/// The dtype of tensors that are made without one, while this exists.
+struct DefaultDtype {
+  explicit DefaultDtype(at::ScalarType dtype) : before(at::get_default_dtype()) {
+    torch::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+  }
+  ~DefaultDtype() { torch::set_default_dtype(before); }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+
+  const caffe2::TypeMeta before;
+};
+
 /// What training leaves.
 struct Outcome {
   Values values;                        // of whole parameters
@@ -186,7 +198,11 @@ void check_equals_one_process(const NetUse& use, int ranks) {
 TEST_CASE("a sharded model trains as one process", "[ranks][sharded]") {
   const int ranks = GENERATE(1, 2, 3);
   NetUse use;
+  std::optional<DefaultDtype> default_dtype;
   SECTION("plain") {}
+  SECTION("with another default dtype") {
+    default_dtype.emplace(GENERATE(torch::kDouble, torch::kBFloat16));
+  }
   SECTION("in float") {
     use.dtype = torch::kFloat;
     use.micro_batches = GENERATE(1, 3);

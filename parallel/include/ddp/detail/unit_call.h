@@ -56,6 +56,17 @@ class DDP_API UnitCall {
   UnitCall(const UnitCall&) = delete;
   UnitCall& operator=(const UnitCall&) = delete;
 
+  /// Runs `body`, the call, and adds to its error whose forward threw.
+  template <typename Body>
+  auto run(const Body& body) {
+    try {
+      return body();
+    } catch (...) {
+      note_error();
+      throw;
+    }
+  }
+
   /// \param replace_all  calls its argument for all tensors among the arguments, in a fixed order.
   void enter(c10::function_ref<void(const TensorMove&)> replace_all);
 
@@ -88,6 +99,7 @@ class DDP_API UnitCall {
   using ReplaceAll = c10::function_ref<void(const TensorMove&)>;
 
   void leave_with(ReplaceAll replace_all);
+  void note_error();  // in a handler
   static void check_result(bool has_no_tensors, const std::string& type);
 
   std::unique_ptr<State> state_;

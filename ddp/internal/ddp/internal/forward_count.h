@@ -9,8 +9,15 @@
 
 namespace ddp {
 
+/// What a ForwardCount counts, and what ranks whose counts differ have to do.
+struct CountedForwards {
+  std::string what = "a training forward pass";
+  std::string rule = "Every rank has to train on as many batches, or in join()";
+};
+
 /// A wrapper's count of its training forward passes whose gradients are averaged. All ranks begin
-/// equally many between two averaged backward passes.
+/// equally many between two averaged backward passes. Or a sharded model's of all its forward
+/// passes, with a restart at each.
 ///
 /// While a rank waits late in a collective of the group, it reads which forward passes threw on
 /// other ranks. A pass that this rank has begun and that did not throw here ends the wait; one that
@@ -21,12 +28,16 @@ namespace ddp {
 class ForwardCount {
  public:
   /// All ranks make the counts of a group in the same order.
-  explicit ForwardCount(std::shared_ptr<GroupMonitor> monitor);
+  explicit ForwardCount(std::shared_ptr<GroupMonitor> monitor, CountedForwards counted = {});
 
   /// A forward pass begins.
   void begin();
   /// The current pass threw.
   void fail(const std::string& why) noexcept;
+  /// Where the current pass threw: waits until it has thrown on every rank.
+  ///
+  /// \throws c10::DistBackendError  when a rank waits for this one, because it did not throw there.
+  void await_failures();
   /// An averaged backward pass has ended. All ranks begin anew, because they may have had different
   /// numbers of forward passes before it (in a join).
   void restart();
