@@ -253,7 +253,8 @@ bool ProgressEngine::check_agreement(Pending& pending) {
   if (alike && pending.call.check_agreement) {
     agreement = pending.call.check_agreement(monitor_.buffers_for(pending.number));
   }
-  pending.rounds_left = agreement.rounds;
+  // What failed takes one round, in which no rank copies, however many it would have taken.
+  pending.rounds_left = agreement.mismatch.empty() ? agreement.rounds : 1;
   if (agreement.mismatch.empty()) return true;
   const auto& text = agreement.mismatch;
   pending.error = backend_error(text);
