@@ -7,7 +7,14 @@ option(DDP_USE_FAST_LINKER "Link with mold or lld where one is installed" ${PROJ
 if(DDP_USE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(DDP_CCACHE ccache)
   mark_as_advanced(DDP_CCACHE)
+  set(ddp_ccache_status 1)
   if(DDP_CCACHE)
+    execute_process(COMMAND "${DDP_CCACHE}" --version RESULT_VARIABLE ddp_ccache_status OUTPUT_QUIET ERROR_QUIET)
+    if(NOT ddp_ccache_status EQUAL 0)
+      message(STATUS "ccache is left out: ${DDP_CCACHE} --version fails")
+    endif()
+  endif()
+  if(ddp_ccache_status EQUAL 0)
     # Without this sloppiness ccache refuses every file that uses a precompiled header. With the base
     # folder it finds the precompiled headers of another clone, which take the longest.
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env

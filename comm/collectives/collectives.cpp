@@ -134,6 +134,7 @@ void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_
   DDP_CHECK_VALUE(
       timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
       timeout.count(), " ms ", on_rank_text(*group), ". Give what the slowest rank may take.");
+  if (auto* own = dynamic_cast<MonitoredGroup*>(group.get())) own->check_in_use();
   const auto store = group->getStore();
   DDP_CHECK(
       store, "monitored_barrier: expected a group with a store, got one without ",

@@ -1,6 +1,8 @@
 // The collectives of <ddp/collectives.h> that take lists of tensors.
 #include <ddp/collectives.h>
 
+#include <utility>
+
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
@@ -36,6 +38,26 @@ WorkPtr all_to_all_flat(
   });
 }
 
+/// An input that becomes this rank's part of the outputs.
+Wire part_apart_from(
+    const std::vector<Wire>& outputs, const at::Tensor& input, c10d::ProcessGroup& group) {
+  const auto plain = wire_of(input);
+  const auto rank = static_cast<size_t>(group.getRank());
+  return apart_from(
+      outputs, plain, !outputs.empty() && begin_alike(outputs[rank].wire, plain.wire));
+}
+
+/// Inputs of which this rank's becomes its output.
+std::vector<Wire> wires_apart_from(
+    const Wire& output, std::vector<Wire> inputs, c10d::ProcessGroup& group) {
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    const bool is_own = static_cast<int>(rank) == group.getRank();
+    const bool in_place = is_own && begin_alike(output.wire, inputs[rank].wire);
+    inputs[rank] = apart_from({output}, inputs[rank], in_place);
+  }
+  return inputs;
+}
+
 }  // namespace
 
 WorkPtr all_gather_async(
@@ -46,7 +68,7 @@ WorkPtr all_gather_async(
   const auto own = ddp::str("outputs[", group->getRank(), "]");
   check_shape("all_gather", own, outputs[group->getRank()], input, *group);
   const auto output_wires = wires_of(outputs);
-  const auto input_wire = wire_of(input);
+  const auto input_wire = part_apart_from(output_wires, input, *group);
   if (!have_equal_shapes(outputs)) {
     return monitored("all_gather", *group, input.device(), [&] {
       return all_gather_uneven(output_wires, input_wire, *group);
@@ -75,7 +97,7 @@ WorkPtr gather_async(
   const auto output_wires = wires_of(outputs);
   std::vector<std::vector<at::Tensor>> to;
   if (group->getRank() == dst) to.push_back(wire_tensors(output_wires));
-  const auto input_wire = wire_of(input);
+  const auto input_wire = part_apart_from(output_wires, input, *group);
   std::vector<at::Tensor> from{input_wire.wire};
   c10d::GatherOptions options;
   options.rootRank = dst;
@@ -92,6 +114,7 @@ WorkPtr scatter_async(
   const auto group = group_arg.get();
   check_tensor("scatter", output, *group);
   check_rank("scatter", "src", src, *group);
+  const auto output_wire = wire_of(output);
   std::vector<std::vector<at::Tensor>> from;
   std::vector<Wire> input_wires;
   if (group->getRank() == src) {
@@ -99,12 +122,11 @@ WorkPtr scatter_async(
     for (size_t rank = 0; rank < inputs.size(); ++rank) {
       check_shape("scatter", ddp::str("inputs[", rank, "]"), inputs[rank], output, *group);
     }
-    input_wires = wires_of(inputs);
+    input_wires = wires_apart_from(output_wire, wires_of(inputs), *group);
     from.push_back(wire_tensors(input_wires));
   } else {
     check_no_list("scatter", "inputs", inputs, src, *group);
   }
-  const auto output_wire = wire_of(output);
   std::vector<at::Tensor> to{output_wire.wire};
   c10d::ScatterOptions options;
   options.rootRank = src;
@@ -130,6 +152,7 @@ WorkPtr reduce_scatter_async(
   std::vector<at::Tensor> to{output_wire.wire};
   std::vector<Wire> input_wires;
   for (const auto& input : inputs) input_wires.push_back(reduction_wire_of(input, reduction));
+  input_wires = wires_apart_from(output_wire, std::move(input_wires), *group);
   std::vector<std::vector<at::Tensor>> from{wire_tensors(input_wires)};
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
@@ -156,7 +179,8 @@ WorkPtr all_to_all_async(
       " elements, which inputs[", group->getRank(), "] has, got ", received, " ",
       on_rank_text(*group), ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
-  const auto input_wires = wires_of(inputs);
+  auto input_wires = wires_of(inputs);
+  for (auto& input : input_wires) input = apart_from(output_wires, input);
   const auto device = inputs.front().device();
   auto to = wire_tensors(output_wires);
   auto from = wire_tensors(input_wires);

@@ -73,6 +73,12 @@ void scale_to_elements(std::vector<int64_t>& rows, const at::Tensor& wire) {
   for (auto& count : rows) count *= all == 0 ? 0 : wire.numel() / all;
 }
 
+// This rank's part of a flat tensor with a part for each rank.
+at::Tensor own_part(const at::Tensor& whole, c10d::ProcessGroup& group) {
+  const auto numel = whole.numel() / group.getSize();
+  return whole.narrow(0, group.getRank() * numel, numel);
+}
+
 }  // namespace
 
 WorkPtr all_gather_into_tensor_async(
@@ -80,8 +86,10 @@ WorkPtr all_gather_into_tensor_async(
   const auto group = group_arg.get();
   check_whole("all_gather_into_tensor", "output", output, "input", input, *group);
   const auto to = wire_of(output);
-  const auto input_wire = wire_of(input);
   auto to_wire = to.wire.view({-1});
+  const auto plain = wire_of(input);
+  const auto input_wire =
+      apart_from({to}, plain, begin_alike(own_part(to_wire, *group), plain.wire));
   auto from = input_wire.wire.view({-1});
   return monitored("all_gather_into_tensor", *group, input.device(), [&] {
     return combine_and_copy_out(
@@ -95,8 +103,10 @@ WorkPtr reduce_scatter_tensor_async(
   check_whole("reduce_scatter_tensor", "input", input, "output", output, *group);
   const auto reduction = wire_reduction("reduce_scatter_tensor", op, output, *group);
   const auto to = reduction_wire_of(output, reduction);
-  const auto input_wire = reduction_wire_of(input, reduction);
   auto to_wire = to.wire.view({-1});
+  const auto plain = reduction_wire_of(input, reduction);
+  const auto own = own_part(plain.wire.view({-1}), *group);
+  const auto input_wire = apart_from({to}, plain, begin_alike(own, to_wire));
   auto from = input_wire.wire.view({-1});
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
@@ -122,7 +132,7 @@ WorkPtr all_to_all_single_async(
       input.sizes(), " with ", sent[rank], " and output ", output.sizes(), " with ", received[rank],
       " ", on_rank_text(*group), ". Make what a rank receives as large as what is sent to it.");
   const auto to = wire_of(output);
-  const auto input_wire = wire_of(input);
+  const auto input_wire = apart_from({to}, wire_of(input));
   auto to_wire = to.wire.view({-1});
   auto from = input_wire.wire.view({-1});
   scale_to_elements(received, to_wire);

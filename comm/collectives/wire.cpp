@@ -1,6 +1,7 @@
 #include "collectives/wire.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include <ddp/internal/as_real.h>
 #include <ddp/internal/capabilities.h>
@@ -33,6 +34,13 @@ at::Tensor contiguous(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  const auto begin = [](const at::Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  };
+  return begin(one) < begin(other) + other.nbytes() && begin(other) < begin(one) + one.nbytes();
+}
+
 // Returns the bytes of a contiguous tensor, sharing its memory.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
@@ -49,6 +57,18 @@ void Wire::copy_back() const {
 Wire wire_of(const at::Tensor& tensor) {
   const auto plain = contiguous(tensor);
   return {tensor, is_sent_as_is(plain.scalar_type()) ? plain : as_bytes(plain)};
+}
+
+Wire apart_from(const std::vector<Wire>& outputs, Wire input, bool in_place) {
+  const auto is_shared = [&](const Wire& output) { return share_memory(input.wire, output.wire); };
+  if (!in_place && std::any_of(outputs.begin(), outputs.end(), is_shared)) {
+    input.wire = input.wire.clone();
+  }
+  return input;
+}
+
+bool begin_alike(const at::Tensor& one, const at::Tensor& other) {
+  return one.const_data_ptr() == other.const_data_ptr();
 }
 
 Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) {

@@ -28,6 +28,14 @@ struct Wire {
 Wire wire_of(const at::Tensor& tensor);
 std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors);
 
+/// Returns the input, or a copy if it shares memory with an output: a backend may write to that
+/// before it has read the input.
+///
+/// \param in_place  whether they share what this rank gives itself, which no other rank's
+/// overwrites.
+Wire apart_from(const std::vector<Wire>& outputs, Wire input, bool in_place = false);
+bool begin_alike(const at::Tensor& one, const at::Tensor& other);
+
 /// For a send or a recv: keeps the tensor's own dtype if the backend accepts every dtype, so that
 /// the receiver can compare it.
 Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group);

@@ -45,6 +45,7 @@ c10::intrusive_ptr<MonitoredGroup> MonitoredGroup::make(
 }
 
 void MonitoredGroup::check_in_use() const {
+  owner_.check("process group");
   DDP_CHECK(
       !is_shut_down_,
       "process group: expected one that is in use, got one that was destroyed on rank ", getRank(),

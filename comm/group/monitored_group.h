@@ -22,9 +22,9 @@ namespace ddp {
 /// A process group that this library made, with its monitor and the history of its calls.
 ///
 /// It is shut down only in the process that made it. A process that a rank forked has a copy of the
-/// group. There, abort() and shutdown() do nothing, and dropping the last reference leaks the group
-/// with its backends and its store. Their destructors would wait for threads that the forked
-/// process does not have, and write to the rank's sockets and memory.
+/// group. There, collectives are errors, abort() and shutdown() do nothing, and dropping the last
+/// reference leaks the group with its backends and its store. Their destructors would wait for
+/// threads that the forked process does not have, and write to the rank's sockets and memory.
 ///
 /// After shutdown() it starts no collectives, whatever its backends would do. If an exception
 /// destroys the group, it reports that to the other ranks.
@@ -66,7 +66,7 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   /// Adds a call that starts no collective to the history that the ranks compare.
   void record(const CollectiveCall& call, c10::DeviceType device);
 
-  /// \throws c10::Error  after shutdown().
+  /// \throws c10::Error  after shutdown(), and in a process that this rank forked.
   void check_in_use() const;
   void shutdown() override;
   void abort() override;

@@ -87,7 +87,10 @@ void GroupMonitor::wait_until(
     c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers,
     const c10d::Work* work) {
   if (wait(kWaitSlice)) return;
-  if (!is_watching()) {
+  DDP_CHECK(
+      setup_.job->is_rank(), "process group: expected a wait in the process that made the group, ",
+      "got one in a process that it forked. Wait before the fork, or in the process that forks.");
+  if (setup_.size == 1) {
     while (!wait(kWaitSlice)) {
     }
     return;

@@ -4,8 +4,8 @@
 // world               as above
 // world fail-once     rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
 // world backend NAME  any number of ranks: each prints the backend of its CPU tensors
-// world fork [NAME]   any number of ranks: a process that a rank forks may exit, or drop all
-// objects
+// world fork [NAME]   several ranks: a process that a rank forks may exit, or drop all objects;
+// what takes the rank's place is an error there
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -75,7 +75,33 @@ void check_world() {
 }
 
 // The actions of a process that a rank has forked.
-enum class Child { kExits, kDestroysGroup, kDropsAll };
+enum class Child { kExits, kDestroysGroup, kCalls, kDropsAll };
+
+void expect_errors_in_child(
+    const ddp::ProcessGroup& group, c10d::Backend& backend, c10d::Work& pending) {
+  const auto expect = [](const char* call, const std::function<void()>& body) {
+    try {
+      expect_error("it forked", body);
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, call, ": ", error.what());
+    }
+  };
+  const int other = (ddp::get_rank() + 1) % ddp::get_world_size();
+  auto tensor = at::full({5000}, 1.0);
+  std::vector<at::Tensor> tensors{tensor};
+  expect("all_reduce", [&] { ddp::all_reduce(tensor, group); });
+  expect("barrier", [] { ddp::barrier(); });
+  expect("send", [&] { ddp::send(tensor, other); });
+  expect("recv", [&] { ddp::recv(tensor, other); });
+  expect("new_group", [] { ddp::new_group({0}); });
+  expect("monitored_barrier", [] { ddp::monitored_barrier(std::chrono::seconds(30)); });
+  expect("the backend's allreduce", [&] { backend.allreduce(tensors)->wait(); });
+  expect("a call that Gloo carries", [&] { backend.allreduce_sparse(tensors)->wait(); });
+  expect("the backend's send", [&] { backend.send(tensors, other, 0)->wait(); });
+  expect("wait", [&] { pending.wait(); });
+  ddp::abort_process_group(group);
+  backend.abort();
+}
 
 void check_fork() {
   const int size = ddp::get_world_size();
@@ -90,10 +116,14 @@ void check_fork() {
   auto gradient = backend->supportsTensorAlloc(0) ? backend->allocateTensor(5000, options)
                                                   : at::empty({5000}, options);
   gradient.fill_(7);
-  for (const auto what : {Child::kExits, Child::kDestroysGroup, Child::kDropsAll}) {
+  const int rank = ddp::get_rank();
+  auto received = at::full({1}, -1.0);
+  const auto pending = ddp::recv_async(received, (rank + 1) % size);
+  for (const auto what : {Child::kExits, Child::kDestroysGroup, Child::kCalls, Child::kDropsAll}) {
     const auto child = fork();
     if (child == 0) {
       alarm(20);
+      if (what == Child::kCalls) expect_errors_in_child(second, *backend, *pending);
       if (what == Child::kDestroysGroup) ddp::destroy_process_group();
       if (what == Child::kDropsAll) {
         backend->shutdown();
@@ -110,8 +140,14 @@ void check_fork() {
     TORCH_CHECK(gradient.eq(7).all().item<bool>(), "expected what lies in it to stay");
   }
   ddp::barrier();
-  TORCH_CHECK(sum_of_ranks({}) == sum);
-  TORCH_CHECK(sum_of_ranks(second) == sum);
+  // More than the collectives that shared memory remembers.
+  for (int i = 0; i < 300; ++i) {
+    TORCH_CHECK(sum_of_ranks({}) == sum);
+    TORCH_CHECK(sum_of_ranks(second) == sum);
+  }
+  ddp::send(at::full({1}, static_cast<double>(rank)), (rank + size - 1) % size);
+  pending->wait();
+  TORCH_CHECK(received.item<double>() == (rank + 1) % size);
   // The store still works, too.
   TORCH_CHECK(sum_of_ranks(ddp::new_group(all)) == sum);
 }

@@ -17,6 +17,7 @@
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo/gloo.h"
@@ -141,6 +142,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
 
   // ProcessGroupGloo has no abort(): its base class does nothing.
   void abort() override {
+    if (!owner_.is_this_one()) return;
     const std::lock_guard lock(start_mutex());
     if (std::exchange(aborted_, true)) return;
     for (int peer = 0; peer < size_; ++peer) {
@@ -191,6 +193,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   // Checks for abort(): Gloo would fail too, but with an error about another call.
   template <typename Call>
   WorkPtr begin(const Call& call) {
+    owner_.check("Gloo");
     const std::lock_guard lock(start_mutex());
     DDP_CHECK_WITH(
         DistBackendError, !aborted_,
@@ -279,6 +282,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     DDP_CHECK(false, problem);
   }
 
+  const OwnerProcess owner_{};
   bool aborted_ = false;  // guarded by start_mutex()
   // Pending collectives. A count, because references to their works would keep their tensors alive.
   const std::shared_ptr<std::atomic<int>> pending_works_ = std::make_shared<std::atomic<int>>(0);

@@ -22,7 +22,9 @@ namespace ddp {
 /// - Every dtype can be sent. A reduction that the backend does not support for the tensor's dtype
 ///   throws c10::ValueError before anything is sent. Complex numbers can be added (SUM, AVG) but
 ///   not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are "and".
-/// - Strides may differ between ranks. The library copies tensors that are not contiguous.
+/// - Strides may differ between ranks. The library copies tensors that are not contiguous, and
+/// inputs
+///   that share memory with an output where a backend might overwrite them before they are sent.
 /// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
 ///   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
 ///   its isCompleted() is true. Before that, the caller may drop the tensors but must not write to

@@ -204,6 +204,32 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("where sizes do not match no rank copies, in no round", "[shm][errors]") {
+  constexpr int64_t kPart = 3 * kSlotBytes;
+  constexpr int64_t kExpected = 16;
+  std::vector<std::string> caught(2);
+  const auto untouched = run_ranks<int>(
+      2,
+      [&](const Rank& self) {
+        // Rank 0 sends what rank 1 expects, in several rounds. Rank 1 sends far too much.
+        const auto memory = at::full({kPart}, 7, at::kByte);
+        const auto expected = self.rank == 0 ? memory.narrow(0, 0, kExpected) : memory;
+        std::vector<at::Tensor> to(2, at::empty({0}, at::kByte)), from = to;
+        to[1 - self.rank] = expected;
+        from[1 - self.rank] = letter(self.rank, 1 - self.rank, kPart);
+        const auto backend = self.group->getBackend(at::kCPU);
+        caught[self.rank] = error_of<c10::Error>([&] { backend->alltoall(to, from)->wait(); });
+        auto sum = at::full({1000}, 1);
+        ddp::all_reduce(sum, c10d::ReduceOp::SUM, self.group);
+        return memory.eq(7).all().item<int>() + sum.eq(2).all().item<int>();
+      },
+      exchange_over_shm());
+  CHECK(untouched == std::vector<int>(2, 2));
+  for (const auto& text : caught) {
+    CHECK_THAT(text, ContainsText("rank 1 sends 3145728 to rank 0, which expects 16"));
+  }
+}
+
 TEST_CASE("splits that do not match fail the group's call on every rank", "[shm][errors]") {
   const auto errors = errors_of_ranks(
       2,

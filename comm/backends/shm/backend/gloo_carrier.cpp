@@ -162,6 +162,7 @@ GlooCarrier::~GlooCarrier() {
 
 GlooCarrier::WorkPtr GlooCarrier::start(
     c10d::OpType type, std::vector<at::Tensor> outputs, Call call) {
+  owner_.check("shm");
   ++calls_;
   if (connected_) return call(*connected_);
   auto& state = *on_demand_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/setup.h"
@@ -50,6 +51,7 @@ class GlooCarrier {
  private:
   struct OnDemand;
 
+  const OwnerProcess owner_{};
   const BackendPtr connected_;
   const std::shared_ptr<OnDemand> on_demand_;  // if it is not
   std::atomic<uint64_t> calls_{0};

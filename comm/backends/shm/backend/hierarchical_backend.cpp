@@ -94,6 +94,7 @@ at::Tensor HierarchicalBackend::shared_or_abort(Kind kind, const Tensor& tensor)
 HierarchicalBackend::WorkPtr HierarchicalBackend::start(
     Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
   const auto& host = pipeline_->host();
+  host.intra_reduce->check_owner();
   const bool reduces = kind == Kind::kAllReduce;
   const auto operation = std::make_shared<HierarchicalOperation>();
   operation->kind = kind;

@@ -74,6 +74,7 @@ void HierarchicalPipeline::start(const OperationPtr& operation) {
 }
 
 void HierarchicalPipeline::fail(const std::string& why) {
+  if (!owner_.is_this_one()) return;
   {
     const std::lock_guard lock(mutex_);
     if (!abort_reason_.empty()) return;

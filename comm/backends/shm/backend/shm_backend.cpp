@@ -77,6 +77,7 @@ ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title,
 
 ShmBackend::WorkPtr ShmBackend::abort_on_error(
     const char* name, c10::function_ref<WorkPtr()> start_collective) {
+  engine_->check_owner();  // before the arena, whose lock a thread of the rank may hold for ever
   try {
     return start_collective();
   } catch (const std::exception& error) {

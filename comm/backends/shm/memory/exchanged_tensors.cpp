@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 #include <ddp/internal/text.h>
 
 #include "tensors.h"
@@ -145,6 +146,7 @@ void ExchangedTensors::receive_from(size_t sender, const std::vector<std::byte*>
     return;
   }
   const auto row = row_of(buffers[sender], rank_);
+  TORCH_INTERNAL_ASSERT(row.sent == to.nbytes(), "compare_tables() refuses this");
   if (row.sent == 0) return;
   const auto* from = buffers[sender] + row.distance;
   if (row.copied == 0) {

@@ -18,7 +18,8 @@ size_t share_begin(size_t numel, int rank, int ranks) {
 void assign(const at::Tensor& to, const at::Tensor& from) {
   if (to.is_same(from) || to.numel() == 0)
     return;  // an empty tensor may be null, which memcpy forbids
-  if (to.is_contiguous() && from.is_contiguous()) {
+  const bool is_as_large = to.nbytes() == from.nbytes();  // copy_() refuses what is not
+  if (is_as_large && to.is_contiguous() && from.is_contiguous()) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
     return;
   }

@@ -45,6 +45,7 @@ ProgressEngine::ProgressEngine(
       mailbox_(monitor_, *arena_) {}
 
 void ProgressEngine::fail(const std::string& why) {
+  if (!owner_.is_this_one()) return;
   {
     const std::lock_guard lock(progress_mutex_);
     abort_locked(why, Stopped::kAborted, why);
@@ -77,6 +78,7 @@ uint64_t ProgressEngine::announce(Call call) {
 }
 
 uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
+  check_owner();
   auto& own = monitor_.own_state();
   std::unique_lock announce_lock(announce_mutex_);
   uint64_t number = own.announced.load();
@@ -106,12 +108,14 @@ uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
 }
 
 void ProgressEngine::send(Message message) {
+  check_owner();
   mailbox_.send(std::move(message));
   progress();
   if (mailbox_.is_active()) threads_.wake_one();
 }
 
 void ProgressEngine::receive(Message message) {
+  check_owner();
   mailbox_.receive(std::move(message));
   progress();
   if (mailbox_.is_active()) threads_.wake_one();
@@ -120,6 +124,7 @@ void ProgressEngine::receive(Message message) {
 // Messages first: they need no other rank's progress. The collectives one by one: the callback of
 // one may wait for later ones.
 void ProgressEngine::progress() {
+  if (!owner_.is_this_one()) return;
   progress_messages(Mailbox::IfBusy::kReturn);
   while (true) {
     PendingPtr completed;
@@ -146,6 +151,7 @@ bool ProgressEngine::wait_for_message(
 
 bool ProgressEngine::wait_until(
     c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most, Mailbox::IfBusy if_busy) {
+  check_owner();
   const auto end = Deadline::in(at_most);
   while (true) {
     progress_messages(if_busy);
@@ -253,7 +259,8 @@ bool ProgressEngine::check_agreement(Pending& pending) {
   if (alike && pending.call.check_agreement) {
     agreement = pending.call.check_agreement(monitor_.buffers_for(pending.number));
   }
-  pending.rounds_left = agreement.rounds;
+  // What failed takes one round, in which no rank copies, however many it would have taken.
+  pending.rounds_left = agreement.mismatch.empty() ? agreement.rounds : 1;
   if (agreement.mismatch.empty()) return true;
   const auto& text = agreement.mismatch;
   pending.error = backend_error(text);
@@ -263,6 +270,7 @@ bool ProgressEngine::check_agreement(Pending& pending) {
 }
 
 void ProgressEngine::check_peers() {
+  if (!owner_.is_this_one()) return;
   {
     const std::lock_guard lock(progress_mutex_);
     if (queue_.is_aborted()) return;

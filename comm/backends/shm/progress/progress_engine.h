@@ -57,7 +57,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// kMostInFlight collectives late.
   ///
   /// \return  the collective's number.
-  /// \throws c10::DistBackendError  after the engine aborted.
+  /// \throws c10::DistBackendError  after the engine aborted. c10::Error  in a forked process, as
+  ///         each call that announces or waits; others do nothing there.
   uint64_t start(Call call);
 
   /// The same without progress, so that no callback runs on this thread: a progress thread or a
@@ -113,6 +114,9 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void close();
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// \throws c10::Error  in a process that this rank forked.
+  void check_owner() const { owner_.check("shm"); }
 
   /// How many collectives this rank has announced.
   uint64_t announced() const { return monitor_.own_state().announced.load(); }
