@@ -82,12 +82,23 @@ std::vector<c10::IValue> groups_of(const torch::optim::Optimizer& optimizer) {
   return groups;
 }
 
+/// "blocks.3.fc.weight" of "exp_avg/blocks.3.fc.weight".
+std::string parameter_in(const std::string& name) { return name.substr(name.find('/') + 1); }
+
+/// The name of the parameter whose state it is; "" where no field is among the shards.
+std::string name_in(const c10::IValue& fields) {
+  if (!fields.isGenericDict()) return "";
+  for (const auto& [field, value] : entries_of(fields)) {
+    if (value.isString()) return parameter_in(value.toStringRef());
+  }
+  return "";
+}
+
 /// The fields of the parameters' state, by names of parameters: those that are among the shards,
 /// and the steps of the parameters whose other fields are.
 std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields_by_name(
     const c10::IValue& saved, const ShardIndex& index) {
   std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields;
-  const auto parameter_in = [](const std::string& name) { return name.substr(name.find('/') + 1); };
   for (const auto& tensor : index) {
     const auto& name = tensor.first;
     fields[parameter_in(name)].emplace_back(name.substr(0, name.find('/')), name);
@@ -95,13 +106,18 @@ std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>
   for (const auto& [number, of_number] : entries_of(*find_in(saved, kState))) {
     const auto* step = find_in(of_number, kStep);
     if (step == nullptr || !step->isTensor()) continue;
-    for (const auto& [field, value] : entries_of(of_number)) {
-      if (!value.isString()) continue;
-      fields[parameter_in(value.toStringRef())].emplace_back(kStep, *step);
-      break;
-    }
+    if (const auto name = name_in(of_number); !name.empty())
+      fields[name].emplace_back(kStep, *step);
   }
   return fields;
+}
+
+c10::IValue with_state(const c10::IValue& optimizer, const c10::IValue& state) {
+  auto all = make_dict();
+  for (const auto& [key, value] : entries_of(optimizer)) {
+    all.insert(key, key == kState ? state : value);
+  }
+  return all;
 }
 
 /// What a run with other parameters in its optimizer saved, as one with those of `layouts` has it:
@@ -131,6 +147,33 @@ c10::IValue with_names_of(
   all.insert(kState, state);
   all.insert(kGroups, options);
   return all;
+}
+
+/// Puts the parameters' state, which a file has by number, to the numbers that the program gives to
+/// the parameters of the same names. A parameter that has another name in the file, where modules
+/// share it, has its number there.
+c10::IValue in_order_of(
+    const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
+  std::unordered_map<std::string, size_t> numbers;
+  for (size_t i = 0; i < layouts.size(); ++i) numbers.emplace(layouts[i].name, i);
+  auto state = make_dict();
+  std::vector<std::pair<c10::IValue, c10::IValue>> without_name;
+  for (const auto& [number, fields] : entries_of(*find_in(saved, kState))) {
+    const auto found = numbers.find(name_in(fields));
+    if (found == numbers.end()) {
+      without_name.emplace_back(number, fields);
+    } else {
+      state.insert(static_cast<int64_t>(found->second), fields);
+    }
+  }
+  for (const auto& [number, fields] : without_name) {
+    DDP_CHECK_VALUE(
+        !state.contains(number), context.subject,
+        ": expected the state of the program's parameters, got that of ", name_in(fields),
+        ", which it does not have. Make the optimizer with the parameters that it was saved with.");
+    state.insert(number, fields);
+  }
+  return with_state(saved, state);
 }
 
 /// Cuts the state of a whole model.
@@ -201,11 +244,7 @@ c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& r
     }
     state.insert(index, replaced);
   }
-  auto all = make_dict();
-  for (const auto& [key, value] : entries_of(optimizer)) {
-    all.insert(key, key == kState ? c10::IValue(state) : value);
-  }
-  return all;
+  return with_state(optimizer, state);
 }
 
 void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
@@ -331,7 +370,7 @@ PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadConte
   const bool is_by_name = are_of_stage(layouts) || find_in(saved, kByName) != nullptr;
   const auto own =
       is_by_name ? with_names_of(saved, layouts, groups_of(*whole_->optimizer()), *context.shards)
-                 : saved;
+                 : in_order_of(saved, layouts, context);
   return whole_->prepare(read_shards(own, layouts, context), context);
 }
 

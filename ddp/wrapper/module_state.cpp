@@ -43,17 +43,16 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
   return state;
 }
 
-namespace {
-
-// Whether the buffers of `owner` are running statistics that backward does not read: those of a
-// batch normalization in training mode. In evaluation mode its backward reads them. The names of
-// buffers do not tell: a module of the program's own may compute with buffers of the same names.
-bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
-  if (buffers < 2 || !owner.is_training()) return false;
+// The names of buffers do not tell: a module of the program's own may compute with buffers of the
+// same names.
+bool detail::has_running_statistics(const torch::nn::Module& owner) {
+  if (!owner.is_training()) return false;
   return owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>() ||
          owner.as<torch::nn::BatchNorm3dImpl>() ||
          dynamic_cast<const detail::HasRunningStatistics*>(&owner) != nullptr;
 }
+
+namespace {
 
 void collect_buffers(
     const torch::nn::Module& owner, const std::string& prefix, const Names& ignored,
@@ -66,7 +65,7 @@ void collect_buffers(
       if (!ignored.count(prefix + b.key())) own.push_back(b.value());
     }
   }
-  const bool are_statistics = has_running_statistics(owner, own.size());
+  const bool are_statistics = own.size() >= 2 && detail::has_running_statistics(owner);
   for (const auto& buffer : own) {
     if (!buffer.defined() || !seen.add(buffer)) continue;
     found.tensors.push_back(buffer);

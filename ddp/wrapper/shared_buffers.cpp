@@ -1,24 +1,12 @@
 #include "wrapper/shared_buffers.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 
 namespace ddp {
-namespace {
-
-// Not at::equal, which lacks some dtypes and to which NaN differs from itself.
-bool have_equal_bytes(const at::Tensor& a, const at::Tensor& b) {
-  const auto x = a.detach().resolve_conj().resolve_neg().contiguous();
-  const auto y = b.detach().resolve_conj().resolve_neg().contiguous();
-  return x.nbytes() == y.nbytes() &&
-         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
-}
-
-}  // namespace
 
 void SharedBuffers::expect_changes() {
   if (std::exchange(may_differ_, true) || !enabled_ || !on_accelerator_) return;

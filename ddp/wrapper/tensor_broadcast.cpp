@@ -1,5 +1,6 @@
 #include <ddp/internal/tensor_broadcast.h>
 
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -22,6 +23,13 @@ void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value) {
 void overwrite(const at::Tensor& tensor, const at::Tensor& value) {
   overwrite_unversioned(tensor, value);
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+bool have_equal_bytes(const at::Tensor& a, const at::Tensor& b) {
+  const auto x = a.detach().resolve_conj().resolve_neg().contiguous();
+  const auto y = b.detach().resolve_conj().resolve_neg().contiguous();
+  return x.nbytes() == y.nbytes() &&
+         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
 }
 
 void TensorBroadcast::start(

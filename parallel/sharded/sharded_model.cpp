@@ -193,8 +193,8 @@ ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
   }
   if (depth_ == 0) begin_pass(unit, reduces);
   ++depth_;
-  const bool has_graph = c10::GradMode::is_enabled();
-  const auto call = has_graph ? 0 : repeated_call();
+  const auto call = repeated_call();  // whose graph ends with it
+  const bool has_graph = c10::GradMode::is_enabled() && call == 0;
   Place place{pass_, pass_->order.enter(unit.index, has_graph || call != 0, call)};
   if (depth_ == 1 && has_graph) marker_ = begin_marker(units_[unit.index], place);
   try {

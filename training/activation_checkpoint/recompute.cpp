@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <ddp/detail/running_statistics.h>
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
@@ -16,11 +16,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "call_buffers.h"
 #include "call_context.h"
+#include "call_graph.h"
+#include "saved_tensors/saved_tensor_hooks.h"
 
 namespace ddp::detail {
 namespace {
@@ -75,51 +77,34 @@ class WithoutHooks {
   std::vector<std::pair<at::Tensor, Hooks>> taken_;
 };
 
-/// Restores buffers at the end of its scope, without a new version number: operations that saved
-/// them do not notice, as with the changes of batch_norm.
-class KeptBuffers {
- public:
-  explicit KeptBuffers(const std::vector<at::Tensor>& buffers) {
-    for (const auto& buffer : buffers) {
-      const auto alias = buffer.variable_data();
-      kept_.emplace_back(alias, alias.clone());
+/// The buffers of the calls that run on this thread, the innermost last.
+thread_local std::vector<const CallBuffers*> open_calls;
+
+void check_are_named(const std::vector<at::Tensor>& statistics, const CallBuffers& call) {
+  for (const auto& tensor : statistics) {
+    DDP_CHECK(
+        call.has_statistics(tensor),
+        "checkpoint: expected the running statistics of modules that are named, got others, ",
+        tensor.sizes(), " ", tensor.scalar_type(),
+        ", which a repetition would move once more. Name the module that has them in "
+        "CheckpointOptions().modules().");
+  }
+}
+
+void take_buffers_of(
+    const torch::nn::Module& module, const std::string& prefix, RepeatableCall& call) {
+  const bool are_statistics = has_running_statistics(module);
+  for (const auto& buffer : module.named_buffers(/*recurse=*/false)) {
+    if (!buffer.value().defined()) continue;
+    if (are_statistics) {
+      call.statistics.push_back(buffer.value());
+    } else {
+      call.buffers.push_back(buffer.value());
+      call.buffer_names.push_back(prefix + buffer.key());
     }
   }
-  ~KeptBuffers() {
-    const c10::NoGradGuard no_grad;
-    for (const auto& [buffer, value] : kept_) buffer.copy_(value);
-  }
-  KeptBuffers(const KeptBuffers&) = delete;
-  KeptBuffers& operator=(const KeptBuffers&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
-};
-
-/// Checks that every leaf of the graph of `outputs` is among `known`: otherwise its gradient would
-/// be lost.
-void check_leaves(const variable_list& outputs, const variable_list& known) {
-  std::unordered_set<const c10::TensorImpl*> known_leaves;
-  for (const auto& leaf : known) known_leaves.insert(leaf.unsafeGetTensorImpl());
-  std::unordered_set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> open;
-  const auto visit = [&](torch::autograd::Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  for (const auto& output : outputs) visit(output.grad_fn().get());
-  while (!open.empty()) {
-    auto* node = open.back();
-    open.pop_back();
-    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      DDP_CHECK(
-          known_leaves.count(leaf->variable.unsafeGetTensorImpl()) == 1,
-          "checkpoint: expected a result that depends on the arguments and the named parameters, "
-          "got one that depends on another tensor ",
-          leaf->variable.sizes(),
-          " that requires a gradient. Pass it as an argument, or name it in "
-          "CheckpointOptions().parameters().");
-    }
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  for (const auto& child : module.named_children()) {
+    take_buffers_of(*child.value(), prefix + child.key() + ".", call);
   }
 }
 
@@ -131,9 +116,7 @@ void RepeatableCall::take_from(const torch::nn::Module& module) {
     parameters.push_back(parameter.value());
     names.push_back(parameter.key());
   }
-  for (const auto& buffer : module.buffers()) {
-    if (buffer.defined()) buffers.push_back(buffer);
-  }
+  take_buffers_of(module, "", *this);
 }
 
 void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
@@ -149,6 +132,10 @@ bool RepeatableCall::needs_gradients() const {
          (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
 }
 
+void check_statistics_are_named(const std::vector<at::Tensor>& statistics) {
+  for (const auto* call : open_calls) check_are_named(statistics, *call);
+}
+
 /// Represents the call in the graph.
 class Recomputation::Node : public torch::autograd::Node {
  public:
@@ -157,6 +144,7 @@ class Recomputation::Node : public torch::autograd::Node {
         context_(accelerators_of(call), call.preserve_rng_state),
         input_versions_(versions_of(call.inputs)),
         parameter_versions_(versions_of(call.parameters)),
+        buffers_(call.buffers, call.buffer_names, call.statistics),
         call_(std::move(call)) {
     auto inputs = call_->inputs;
     inputs.insert(inputs.end(), call_->parameters.begin(), call_->parameters.end());
@@ -167,39 +155,55 @@ class Recomputation::Node : public torch::autograd::Node {
   void release_variables() override { call_.reset(); }
 
   void connect(const NodePtr& self, const std::vector<at::Tensor>& outputs);
+  const CallBuffers& buffers() const { return buffers_; }
 
  protected:
   variable_list apply(variable_list&& gradients) override;
 
  private:
   variable_list detached_inputs() const;
+  void check_changed_nothing() const;
   void check_unchanged() const;
   void check_matches_forward(const std::vector<at::Tensor>& outputs) const;
-  bool is_passed_through(const at::Tensor& output) const;
 
   const int64_t number_;  // as of repeated_call()
   const CallContext context_;
   const std::vector<int64_t> input_versions_;
   const std::vector<int64_t> parameter_versions_;
+  CallBuffers buffers_;
   std::optional<RepeatableCall> call_;  // until its backward
   size_t outputs_ = 0;                  // number of tensors in the result
   std::vector<size_t> connected_;       // indices of those whose gradient function is this node
 };
 
-bool Recomputation::Node::is_passed_through(const at::Tensor& output) const {
-  const auto is_output = [&](const at::Tensor& tensor) { return tensor.is_same(output); };
-  return std::any_of(call_->inputs.begin(), call_->inputs.end(), is_output);
-}
-
 void Recomputation::Node::connect(const NodePtr& self, const std::vector<at::Tensor>& outputs) {
+  check_changed_nothing();
+  check_are_named(moved_statistics(outputs, *this), buffers_);
+  buffers_.end_call();
   outputs_ = outputs.size();
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto& output = outputs[i];
-    // An output that the function did not compute here keeps its own graph, or none.
-    if (!output.defined() || output.requires_grad() || is_passed_through(output)) continue;
-    if (!torch::autograd::isDifferentiableType(output.scalar_type())) continue;
-    torch::autograd::set_history(output, self);
+    // An argument that is returned, or a tensor from elsewhere, keeps its own graph, or none.
+    if (!outputs[i].defined() || !has_graph_since(*this, outputs[i])) continue;
+    move_to_node(self, outputs[i]);
     connected_.push_back(i);
+  }
+}
+
+void Recomputation::Node::check_changed_nothing() const {
+  for (size_t i = 0; i < call_->inputs.size(); ++i) {
+    DDP_CHECK(
+        version_of(call_->inputs[i]) == input_versions_[i],
+        "checkpoint: expected a function that leaves its arguments as they are, got one that "
+        "modifies tensor ",
+        i, " of them by an inplace operation, and could not repeat that. Modify a clone().");
+  }
+  for (size_t i = 0; i < call_->parameters.size(); ++i) {
+    DDP_CHECK(
+        version_of(call_->parameters[i]) == parameter_versions_[i],
+        "checkpoint: expected a function that leaves its parameters as they are, got one that "
+        "itself writes parameter ",
+        call_->names[i],
+        ", and would do so once more in backward. Write it outside of the function.");
   }
 }
 
@@ -263,11 +267,11 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
 
   const RepeatedCallScope scope(number_);
   const auto inputs = detached_inputs();
+  const CallBuffers::Restored buffers(buffers_);  // until operations that saved them have run
   variable_list outputs;
   variable_list output_gradients;
   {
     const c10::AutoGradMode with_grad(true);
-    const KeptBuffers buffers(call_->buffers);
     const CallContext::Restored context(context_);
     const auto results = call_->run(inputs);
     check_matches_forward(results);
@@ -299,10 +303,28 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
+/// What holds during the call.
+struct Recomputation::Scopes {
+  Scopes() : number(repeated_call() == 0 ? new_repeated_call() : repeated_call()) {}
+  ~Scopes() {
+    if (is_open) open_calls.pop_back();
+  }
+  void open(const CallBuffers& call) {
+    check_statistics_are_named(call.statistics());
+    open_calls.push_back(&call);
+    is_open = true;
+  }
+
+  const RepeatedCallScope number;
+  const WithoutSavedTensorHooks no_hooks;  // the call's graph ends with it
+  bool is_open = false;
+};
+
 Recomputation::Recomputation(RepeatableCall call)
-    : scope_(std::make_unique<RepeatedCallScope>(
-          repeated_call() == 0 ? new_repeated_call() : repeated_call())),
-      node_(make_node<Node>(std::move(call), repeated_call())) {}
+    : scopes_(std::make_unique<Scopes>()),
+      node_(make_node<Node>(std::move(call), repeated_call())) {
+  scopes_->open(static_cast<Node&>(*node_).buffers());
+}
 
 Recomputation::~Recomputation() = default;
 

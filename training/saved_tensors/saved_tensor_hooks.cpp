@@ -21,28 +21,19 @@ Packs& packs_of_this_thread() {
   return packs;
 }
 
-/// Calls no hooks for its scope.
-class WithoutPacks {
- public:
-  WithoutPacks() { packs_of_this_thread().push_back(nullptr); }
-  ~WithoutPacks() { packs_of_this_thread().pop_back(); }
-  WithoutPacks(const WithoutPacks&) = delete;
-  WithoutPacks& operator=(const WithoutPacks&) = delete;
-};
-
 class PackedVariable final : public torch::autograd::SavedVariableHooks {
  public:
   explicit PackedVariable(std::shared_ptr<const PackFunction> pack) : pack_(std::move(pack)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
     const c10::NoGradGuard no_grad;
-    const WithoutPacks no_packs;
+    const WithoutSavedTensorHooks no_hooks;
     unpack_ = (*pack_)(tensor);
     pack_.reset();
   }
   at::Tensor call_unpack_hook() override {
     const c10::NoGradGuard no_grad;
-    const WithoutPacks no_packs;
+    const WithoutSavedTensorHooks no_hooks;
     return unpack_();
   }
 
@@ -68,6 +59,10 @@ SavedTensorHooks::SavedTensorHooks(PackFunction pack) {
 }
 
 SavedTensorHooks::~SavedTensorHooks() { packs_of_this_thread().pop_back(); }
+
+WithoutSavedTensorHooks::WithoutSavedTensorHooks() { packs_of_this_thread().push_back(nullptr); }
+
+WithoutSavedTensorHooks::~WithoutSavedTensorHooks() { packs_of_this_thread().pop_back(); }
 
 UnpackFunction keep_as_it_is(const at::Tensor& tensor) {
   return [tensor = tensor.detach(), version = tensor._version()] {

@@ -27,6 +27,15 @@ class SavedTensorHooks {
   SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
 };
 
+/// While it exists, what operations of this thread save is kept as without hooks.
+class WithoutSavedTensorHooks {
+ public:
+  WithoutSavedTensorHooks();
+  ~WithoutSavedTensorHooks();
+  WithoutSavedTensorHooks(const WithoutSavedTensorHooks&) = delete;
+  WithoutSavedTensorHooks& operator=(const WithoutSavedTensorHooks&) = delete;
+};
+
 /// Keeps the tensor itself, and throws in backward if it was changed in place since: autograd does
 /// not look at what hooks return.
 UnpackFunction keep_as_it_is(const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/detail/join_scope.h>
+#include <ddp/detail/recompute.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
@@ -50,6 +51,7 @@ void SyncBatchNormImpl::check_dimensions(
 
 double SyncBatchNormImpl::next_momentum() {
   if (!is_training() || !options.track_running_stats()) return options.momentum().value_or(0);
+  detail::check_statistics_are_named({running_mean});
   num_batches_tracked += 1;
   return options.momentum() ? *options.momentum() : 1.0 / num_batches_tracked.item<double>();
 }

@@ -64,6 +64,11 @@ NodePtr marker(
 
 bool has_graph(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
+/// Whether the use's graph ends with a call that backward repeats.
+bool is_repeated(const ShardedModel::Place& place) {
+  return place.pass && !place.is_recomputed && place.pass->order.use(place.use).call != 0;
+}
+
 }  // namespace
 
 NodePtr begin_marker(const std::shared_ptr<ShardedUnit>& root, const ShardedModel::Place& place) {
@@ -81,7 +86,7 @@ std::vector<at::Tensor> pass_through_node(
     const ShardedModel::Place& place, const NodePtr& marker) {
   std::vector<at::Tensor> inputs;
   std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(inputs), has_graph);
-  if (inputs.empty() || !c10::GradMode::is_enabled()) return tensors;
+  if (inputs.empty() || !c10::GradMode::is_enabled() || is_repeated(place)) return tensors;
   auto edges = torch::autograd::collect_next_edges(inputs);
   if (marker) edges.emplace_back(marker, 0);
   const auto node = make_node<UnitNode>(std::move(edges), end, unit, place);

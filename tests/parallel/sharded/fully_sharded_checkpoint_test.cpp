@@ -286,3 +286,51 @@ TEST_CASE(
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(errors[0], ContainsText("it was saved"));
 }
+
+TEST_CASE(
+    "an optimizer's state goes to the parameters of its names", "[ranks][sharded][checkpoint]") {
+  const TemporaryFolder folder;
+  const auto run = [&](const Rank& self, bool is_sharded, bool is_reversed) {
+    // Two parameters of each shape.
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    net->to(torch::kDouble);
+    {
+      const torch::NoGradGuard no_grad;
+      uint64_t seed = 0;
+      for (auto& parameter : net->parameters())
+        parameter.copy_(drawn(parameter.sizes().vec(), ++seed));
+    }
+    std::shared_ptr<torch::nn::Module> model = net.ptr();
+    std::function<at::Tensor(const at::Tensor&)> forward = [&](const at::Tensor& x) {
+      return net->forward(x);
+    };
+    if (is_sharded) {
+      FullyShardedDataParallel sharded(net, FullyShardedOptions().process_group(self.group));
+      model = sharded.ptr();
+      forward = [sharded](const at::Tensor& x) mutable { return sharded->forward(x); };
+    }
+    auto parameters = model->parameters();
+    if (is_reversed) std::reverse(parameters.begin(), parameters.end());
+    torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
+    const auto train = [&] {
+      optimizer.zero_grad();
+      forward(drawn({3, 4}, 50)).pow(2).sum().backward();
+      optimizer.step();
+    };
+    ddp::Checkpointer checkpointer(folder.path(), saved_by(self));
+    checkpointer.add("model", *model).add("optimizer", optimizer);
+    train();
+    is_reversed ? checkpointer.load(1) : checkpointer.save(1);
+    train();
+    if (auto* sharded = dynamic_cast<ddp::FullyShardedBase*>(model.get()))
+      return summoned_values(*sharded);
+    return named_values(*model);
+  };
+  const auto values = [&](bool is_sharded, bool is_reversed) {
+    return run_ranks<NamedValues>(
+        2, [&](const Rank& self) { return run(self, is_sharded, is_reversed); })[1];
+  };
+  const auto expected = values(true, false);
+  CHECK(largest_difference(values(true, true), expected) < 1e-14);
+  CHECK(largest_difference(values(false, true), expected) < 1e-14);
+}

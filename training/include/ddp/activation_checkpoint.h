@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <ddp/detail/forward_pointer.h>
 #include <ddp/detail/recompute.h>
@@ -28,7 +27,7 @@ namespace ddp {
 /// Activation checkpointing: forward keeps the arguments of a part of the model and drops the
 /// activations between them and the result; backward computes that part once more. Less memory for
 /// more time. As Python's torch.utils.checkpoint, without its use_reentrant: gradients, random
-/// numbers (dropout), autocast and running statistics are those of a run without it, to the bit.
+/// numbers (dropout), autocast and buffers are those of a run without it, to the bit.
 ///
 /// - Under the wrapper nothing changes: a hook fires once a parameter, and all-reduces of buckets
 ///   start while earlier parts are computed again.
@@ -39,7 +38,8 @@ namespace ddp {
 ///   to use it.
 /// - backward with create_graph is an error.
 ///
-/// Memory: the arguments and the result. Time: one more forward of the part, in backward.
+/// Memory: the arguments, the result, and what was in the buffers that forward writes; during the
+/// call also its activations. Time: one more forward of the part, in backward.
 /// Threads: as for any forward and backward.
 /// Source: torch.utils.checkpoint, torch 2.11.0.
 
@@ -53,6 +53,10 @@ struct CheckpointOptions {
   /// For a function that is not a module: the parameters that it uses. A missing one is an error in
   /// backward.
   TORCH_ARG(std::vector<at::Tensor>, parameters) = {};
+  /// For a function that is not a module: the modules that it uses, whose parameters need not be
+  /// named then, and whose buffers are as without checkpointing. Buffers of a module that is not
+  /// named are written twice; where these are a normalization's, it is an error in forward.
+  TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, modules) = {};
 };
 
 namespace detail {
@@ -87,10 +91,7 @@ auto checkpoint_call(RepeatableCall call, Function function, Args&&... args) {
     return tensors_of(std::apply(function, replaced));
   };
   Recomputation recomputation(std::move(call));
-  auto result = [&] {
-    const c10::NoGradGuard no_grad;
-    return std::apply(function, arguments);
-  }();
+  auto result = std::apply(function, arguments);
   recomputation.connect(tensors_of(result));
   return result;
 }
@@ -118,6 +119,7 @@ auto checkpoint_with(const CheckpointOptions& options, F& function, Args&&... ar
   call.preserve_rng_state = options.preserve_rng_state();
   call.determinism_check = options.determinism_check();
   call.take_from(options.parameters());
+  for (const auto& module : options.modules()) call.take_from(*module);
   if constexpr (is_checkpointable_module<std::decay_t<F>>) {
     const auto module = pointer_to(function);
     call.take_from(*module);
@@ -137,9 +139,10 @@ auto checkpoint_with(const CheckpointOptions& options, F& function, Args&&... ar
 /// for (auto& block : blocks) x = ddp::checkpoint(block, x);
 /// ```
 /// \param module  a holder, a shared_ptr, or a module that lives until backward has passed.
-/// \return the result of forward.
-/// \throws c10::Error  in backward: an argument or a parameter was changed in place since, or the
-///         second result has another shape or depends on a parameter that is not the module's.
+/// \return the result of forward. Changing a view of an argument in it in place is an error.
+/// \throws c10::Error  forward changes an argument or a parameter in place. In backward: an
+///         argument, a parameter or a buffer was changed in place since, or the second result has
+///         another shape or depends on a parameter that is not the module's.
 template <
     typename M, typename... Args,
     std::enable_if_t<detail::is_checkpointable_module<std::decay_t<M>>, int> = 0>

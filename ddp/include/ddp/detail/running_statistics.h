@@ -2,6 +2,7 @@
 
 #include <ddp/export.h>
 #include <ddp/process_group.h>
+#include <torch/nn/module.h>
 
 namespace ddp::detail {
 
@@ -18,5 +19,10 @@ class DDP_API HasRunningStatistics {
   HasRunningStatistics& operator=(const HasRunningStatistics&) = default;
   virtual ~HasRunningStatistics() = default;
 };
+
+/// Whether the module's own buffers are running statistics that neither its forward nor its
+/// backward reads: those of a batch normalization in training mode. In evaluation mode both read
+/// them.
+DDP_API bool has_running_statistics(const torch::nn::Module& owner);
 
 }  // namespace ddp::detail

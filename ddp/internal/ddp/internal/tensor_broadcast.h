@@ -17,6 +17,10 @@ void overwrite(const at::Tensor& tensor, const at::Tensor& value);
 /// reads.
 void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value);
 
+/// Whether both have the same bytes, in the order of their elements: not at::equal, which lacks
+/// some dtypes and to which NaN differs from itself. Both are on the CPU.
+bool have_equal_bytes(const at::Tensor& a, const at::Tensor& b);
+
 /// Where to receive a tensor that is a message of its own: in its own memory, or in a copy, so that
 /// the previous value can be compared.
 enum class Arrival { InPlace, InCopy };
