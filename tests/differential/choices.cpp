@@ -354,6 +354,7 @@ const std::vector<Rule>& rules() {
       {"mesh=*", "layer=sync_batch_norm", "", "join=none"},                // replicas may be one
       {"mesh=*", "clip=*", "", "join=none"},
       {"mesh=*", "exception=*", "", "nested=no"},
+      {"mesh=*", "unused=by_step"},  // nor do they lack a gradient in each step
       {"stage=fsdp|fsdp_each", "layer=embedding_sparse"},
       {"stage=*", "rows=empty_rank"},
       {"stage=ddp", "schedule=interleaved"},
