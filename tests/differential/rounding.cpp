@@ -61,6 +61,8 @@ std::vector<std::map<std::string, double>> bounds_of(
         const auto difference = (found->second.to(torch::kComplexDouble) - value.to(torch::kComplexDouble)).abs();
         auto& bound = bounds[rank][name];
         bound = std::max(bound, 8 * difference.max().item<double>());
+        // A rounding that the three noises have not met.
+        if (name.find(" parameter ") == std::string::npos) bound = std::max(bound, 4 * precision.of_forward * value.abs().max().item<double>());
         // What is stored in few bits.
         if (value.is_floating_point() && value.scalar_type() != torch::kDouble) bound += value.abs().max().item<double>() * 1e-6;
       }
