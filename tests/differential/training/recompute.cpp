@@ -32,7 +32,7 @@ void recompute(RankRun& run) {
     }
     if (label == "each") DDP_DO(run.trace, call = [layer](at::Tensor x) mutable { return checkpoint(layer, x); });
     if (label == "functions") {
-      DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) { return checkpoint(CheckpointOptions().parameters(layer->parameters()), inner, x); });
+      DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) { return checkpoint(CheckpointOptions().modules({layer}), inner, x); });
     }
     if (label == "tuples") {
       DDP_DO(run.trace, call = [layer, inner = call](at::Tensor x) {
