@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/packed_texts.h>
 
 #include "parts/cut_parts.h"
 
@@ -96,13 +101,47 @@ ShardedPart sharded_part_of(
   return part;
 }
 
-}  // namespace
-
-void divide_cut_parts(CheckpointedRun& run) {
-  check_optimizers(run);
-  const auto is_cut_model = [&](const NamedPart& named) {
+/// The parts that this rank has in parts. An optimizer's with the names of its parameters, where
+/// their numbers say nothing to other ranks.
+std::map<std::string, std::string> find_cut_parts(const CheckpointedRun& run) {
+  std::map<std::string, std::string> cut;
+  for (const auto& named : run.parts) {
     const auto* module = named.is_per_rank ? nullptr : named.part->module();
-    return module != nullptr && is_cut(*module, *run.group);
+    if (module != nullptr && is_cut(*module, *run.group)) cut[named.name];
+  }
+  if (cut.empty() && run.cut_models.empty()) return cut;
+  const auto layouts = layouts_in(run);
+  for (const auto& named : run.parts) {
+    auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
+    if (optimizer == nullptr) continue;
+    const auto* divided = dynamic_cast<const CutOptimizerPart*>(named.part.get());
+    // One rank's state is the whole one where no layer is in parts.
+    const bool is_of_one = !named.part->has_named_state() && is_whole(layouts);
+    const bool is_found = is_cut(*optimizer, layouts, *run.group) && !is_of_one;
+    if (divided == nullptr && !is_found) continue;
+    cut[named.name] = detail::names_of_parameters(*optimizer, layouts);
+  }
+  return cut;
+}
+
+/// The parts that some rank has in parts: whether all ranks' names of parameters are the same.
+std::map<std::string, bool> join_cut_parts(const std::vector<std::string>& by_rank) {
+  std::map<std::string, bool> parts;
+  std::map<std::string, std::string> names;
+  for (const auto& text : by_rank) {
+    const auto entries = unpacked(text);
+    for (size_t i = 0; i + 1 < entries.size(); i += 2) {
+      const auto& known = names.emplace(entries[i], entries[i + 1]).first->second;
+      const auto alike = parts.emplace(entries[i], true).first;
+      alike->second = alike->second && known == entries[i + 1];
+    }
+  }
+  return parts;
+}
+
+void divide(CheckpointedRun& run, const std::map<std::string, bool>& cut) {
+  const auto is_cut_model = [&](const NamedPart& named) {
+    return !named.is_per_rank && named.part->module() != nullptr && cut.count(named.name) > 0;
   };
   const auto first_cut =
       std::stable_partition(run.parts.begin(), run.parts.end(), std::not_fn(is_cut_model));
@@ -111,26 +150,39 @@ void divide_cut_parts(CheckpointedRun& run) {
     run.cut_models.push_back(*named);
   }
   run.parts.erase(first_cut, run.parts.end());
-  if (run.cut_models.empty()) return;
-
-  const auto layouts = layouts_in(run);
   for (auto& named : run.parts) {
-    auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
-    if (optimizer == nullptr || run.sharded.contains(named.name)) continue;
-    if (!is_cut(*optimizer, layouts, *run.group)) continue;
-    // One rank's state is the whole one where no layer is in parts.
-    if (!named.part->has_named_state() && is_whole(layouts)) continue;
-    DDP_CHECK_VALUE(
-        named.part->has_named_state(),
-        "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
-        "RMSprop and Adagrad for parameters that are cut over the ranks, got another optimizer for "
-        "\"",
-        named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
-    const auto part =
-        std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });
-    run.sharded.add(sharded_part_of(named.name, part));
-    named.part = part;
+    const auto found = cut.find(named.name);
+    if (found == cut.end() || named.is_per_rank || named.part->optimizer() == nullptr) continue;
+    if (!run.sharded.contains(named.name)) {
+      DDP_CHECK_VALUE(
+          named.part->has_named_state(),
+          "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
+          "RMSprop and Adagrad for parameters that are cut over the ranks, got another optimizer "
+          "for \"",
+          named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
+      const auto part =
+          std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });
+      run.sharded.add(sharded_part_of(named.name, part));
+      named.part = part;
+    }
+    auto& part = dynamic_cast<CutOptimizerPart&>(*named.part);
+    part.set_alike(found->second);
   }
+}
+
+}  // namespace
+
+std::string divide_cut_parts(CheckpointedRun& run, const std::string& doing) {
+  std::vector<std::string> own;
+  const auto misfit = problem_of([&] {
+    check_optimizers(run);
+    for (auto& [name, parameters] : find_cut_parts(run)) {
+      own.push_back(name);
+      own.push_back(parameters);
+    }
+  });
+  const auto cut = join_cut_parts(run.peers.gather(packed(own), doing));
+  return misfit.empty() ? problem_of([&] { divide(run, cut); }) : misfit;
 }
 
 }  // namespace ddp

@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
@@ -24,9 +25,10 @@ std::string joined_steps(const std::vector<int64_t>& steps) {
 std::vector<int64_t> agreed_steps(CheckpointedRun& run) {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
+  const auto misfit = divide_cut_parts(run, doing);
   const auto problem = problem_of([&] {
+    DDP_CHECK_VALUE(misfit.empty(), misfit);
     steps = run.folder.steps();
-    divide_cut_parts(run);
     run.sharded.refresh();
   });
   const auto agreed = run.peers.agree(

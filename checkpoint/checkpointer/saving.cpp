@@ -73,7 +73,7 @@ void Saving::restart() {
 // Makes, on rank 0, the folder that all ranks write to. Returns its name.
 std::string Saving::begin(int64_t step) {
   const auto doing = ddp::str("saving step ", step);
-  const auto misfit = problem_of([&] { divide_cut_parts(run_); });
+  const auto misfit = divide_cut_parts(run_, doing);
   std::string call = ddp::str("step ", step, " of");
   for (const auto& named : run_.parts) call += ddp::str(" \"", named.name, '"');
   for (const auto& part : run_.sharded.all()) call += ddp::str(" \"", part.name, "\" (sharded)");

@@ -176,6 +176,24 @@ c10::IValue in_order_of(
   return with_state(saved, state);
 }
 
+/// In the order in which an optimizer's dictionary numbers the parameters.
+Layouts layouts_of_optimizer(
+    const torch::optim::Optimizer& optimizer, const LayoutsByParameter& known) {
+  std::unordered_set<std::string> names;
+  Layouts layouts;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = known.find(parameter.unsafeGetTensorImpl());
+      const auto number = std::to_string(layouts.size());
+      auto layout = found == known.end() ? whole_layout(number, parameter) : found->second;
+      // Two models may have parameters of the same name.
+      if (!names.insert(layout.name).second) layout.name += "/" + number;
+      layouts.push_back(std::move(layout));
+    }
+  }
+  return layouts;
+}
+
 /// Cuts the state of a whole model.
 c10::IValue cut_whole(
     const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
@@ -247,6 +265,13 @@ c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& r
   return with_state(optimizer, state);
 }
 
+std::string names_of_parameters(
+    const torch::optim::Optimizer& optimizer, const LayoutsByParameter& layouts) {
+  std::string names;
+  for (const auto& layout : layouts_of_optimizer(optimizer, layouts)) names += layout.name + "\n";
+  return names;
+}
+
 void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
   for (auto& layout : layouts_of(module)) {
     const auto* key = layout.local.unsafeGetTensorImpl();
@@ -313,22 +338,12 @@ CutOptimizerPart::CutOptimizerPart(
     CheckpointPartPtr whole, std::function<LayoutsByParameter()> layouts)
     : whole_(std::move(whole)), layouts_(std::move(layouts)) {}
 
-// In the order in which an optimizer's dictionary numbers the parameters.
+bool CutOptimizerPart::goes_by_name(const Layouts& layouts) const {
+  return !is_alike_ || are_of_stage(layouts);
+}
+
 std::vector<ParameterLayout> CutOptimizerPart::layouts_in_order() const {
-  const auto known = layouts_();
-  std::unordered_set<std::string> names;
-  std::vector<ParameterLayout> layouts;
-  for (const auto& group : whole_->optimizer()->param_groups()) {
-    for (const auto& parameter : group.params()) {
-      const auto found = known.find(parameter.unsafeGetTensorImpl());
-      const auto number = std::to_string(layouts.size());
-      auto layout = found == known.end() ? whole_layout(number, parameter) : found->second;
-      // Two models may have parameters of the same name.
-      if (!names.insert(layout.name).second) layout.name += "/" + number;
-      layouts.push_back(std::move(layout));
-    }
-  }
-  return layouts;
+  return layouts_of_optimizer(*whole_->optimizer(), layouts_());
 }
 
 void CutOptimizerPart::gather(const ProcessGroup& group, States /*states*/) {
@@ -341,11 +356,12 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
   std::vector<ShardedTensor> shards;
   if (!std::exchange(is_gathered_, false)) return shards;
   const auto layouts = layouts_in_order();
+  const bool by_name = goes_by_name(layouts);
   state_ = replace_in_state(
       whole_->state(),
       [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
         const auto& layout = layouts.at(index);
-        if (!value.isTensor() || (field == kStep && !layout.stage)) return value;
+        if (!value.isTensor() || (field == kStep && !by_name)) return value;
         const auto name = ddp::str(field.toStringRef(), "/", layout.name);
         if (field == kStep) {
           shards.push_back({name, {}, {}, value.toTensor(), 0, layout.stage});
@@ -355,7 +371,7 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
         return name;
       });
   // The file has the numbers of one rank's parameters.
-  if (are_of_stage(layouts)) state_.toGenericDict().insert(kByName, true);
+  if (by_name) state_.toGenericDict().insert(kByName, true);
   return shards;
 }
 
@@ -367,7 +383,7 @@ PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadConte
   if (context.shards == nullptr) {
     return whole_->prepare(cut_whole(saved, layouts, context), context);
   }
-  const bool is_by_name = are_of_stage(layouts) || find_in(saved, kByName) != nullptr;
+  const bool is_by_name = goes_by_name(layouts) || find_in(saved, kByName) != nullptr;
   const auto own =
       is_by_name ? with_names_of(saved, layouts, groups_of(*whole_->optimizer()), *context.shards)
                  : in_order_of(saved, layouts, context);

@@ -41,6 +41,10 @@ bool has_state(const c10::IValue& optimizer);
 /// Returns an optimizer_dict() with other values in the parameters' state.
 c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace);
 
+/// The names of an optimizer's parameters in order, a line each.
+std::string names_of_parameters(
+    const torch::optim::Optimizer& optimizer, const LayoutsByParameter& layouts);
+
 /// A model that is cut over the ranks, for a file that has it whole: loads this rank's elements.
 class CutModelPart : public CheckpointPart {
  public:
@@ -70,12 +74,16 @@ class CutOptimizerPart : public CheckpointPart {
   /// The tensors of the state, after a gather(); nothing without one. The next state() has their
   /// names.
   std::vector<ShardedTensor> take_shards();
+  /// Whether the optimizers of all ranks have the same parameters. Else the state goes by names.
+  void set_alike(bool alike) { is_alike_ = alike; }
 
  private:
+  bool goes_by_name(const std::vector<ParameterLayout>& layouts) const;
   std::vector<ParameterLayout> layouts_in_order() const;
 
   const CheckpointPartPtr whole_;
   const std::function<LayoutsByParameter()> layouts_;
+  bool is_alike_ = true;
   bool is_gathered_ = false;  // since the last take_shards()
   c10::IValue state_;         // of the last take_shards()
 };

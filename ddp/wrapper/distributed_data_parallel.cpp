@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/optim/lbfgs.h>
@@ -170,6 +171,7 @@ std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
   std::shared_ptr<torch::nn::Module> copy;
   state_->precision().read([&](const ValueOf& value_of) {
     copy = state_->wrapped().clone(device);
+    carry_hooks(state_->wrapped(), *copy);
     // During a pass, clone() copies the casts.
     if (state_->precision().replaces_parameters()) {
       copy_values(state_->wrapped(), *copy, value_of);

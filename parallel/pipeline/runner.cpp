@@ -206,7 +206,7 @@ PipelineStageBase::PipelineStageBase(
     std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
     const PipelineOptions& options)
     : torch::nn::Module("PipelineStage"),
-      runner_(std::make_unique<PipelineRunner>(
+      runner_(std::make_shared<PipelineRunner>(
           std::move(chunks), index, ranks, std::move(loss), options)) {
   for (size_t c = 0; c < runner_->chunks().size(); ++c) {
     register_module(ddp::str(c), runner_->chunks()[c].module);
@@ -217,11 +217,13 @@ PipelineStageBase::~PipelineStageBase() = default;
 
 PipelineResult PipelineStageBase::step(
     const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
-  return runner_->step(inputs, target);
+  const auto runner = runner_;
+  return runner->step(inputs, target);
 }
 
 at::Tensor PipelineStageBase::eval(const std::vector<at::Tensor>& inputs) {
-  return runner_->eval(inputs);
+  const auto runner = runner_;
+  return runner->eval(inputs);
 }
 
 const PipelineStats& PipelineStageBase::stats() const { return runner_->stats(); }

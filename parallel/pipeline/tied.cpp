@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/rank_text.h>
@@ -57,6 +58,25 @@ int64_t stage_with(
     }
   }
   return -1;
+}
+
+/// Whether the copies take gradients.
+///
+/// \throws c10::Error  on all ranks of the group, where some do.
+///
+/// Collective: over the group.
+bool takes_gradients(const TiedParameter& tied) {
+  const auto& group = tied.group;
+  const auto options = at::dtype(at::kLong).device(carrier_device(*group));
+  auto count = at::full({1}, tied.parameter.requires_grad() ? 1 : 0, options);
+  all_reduce(count, c10d::ReduceOp::SUM, group);
+  const auto trained = count.item<int64_t>();
+  DDP_CHECK(
+      trained == 0 || trained == group->getSize(),
+      "PipelineStage: expected all copies of a TiedParameter to require a gradient, or none, got ",
+      trained, " that do of ", group->getSize(), " ", on_rank_text(*group),
+      ". Freeze them on all their stages.");
+  return trained > 0;
 }
 
 }  // namespace
@@ -130,8 +150,9 @@ void TiedParameters::sum_gradients(GroupMonitor& monitor) const {
   const c10::NoGradGuard no_grad;
   const auto summing = [] { return std::string("summing the gradients of tied parameters"); };
   monitor.abort_on_error(summing, [&] {
-    for (const auto& [parameter, group] : tied_) {
-      if (!parameter.requires_grad()) continue;
+    for (const auto& tied : tied_) {
+      if (!takes_gradients(tied)) continue;
+      const auto& [parameter, group] = tied;
       auto& gradient = parameter.mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(parameter);
       DDP_CHECK(

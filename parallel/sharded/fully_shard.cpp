@@ -47,10 +47,7 @@ class UnitMaker {
   /// \return how many elements of the module are in no unit.
   int64_t visit(torch::nn::Module& module) {
     if (dynamic_cast<FullyShardedBase*>(&module) != nullptr) return 0;
-    int64_t left = 0;
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (item.value().defined()) left += item.value().numel();
-    }
+    auto left = own_elements(module);
     auto* net = module.as<torch::nn::SequentialImpl>();
     std::ptrdiff_t index = 0;
     for (const auto& child : module.named_children()) {
@@ -65,9 +62,32 @@ class UnitMaker {
     return left;
   }
 
+  /// Makes units of the parts of a Sequential alone, not of parts in them.
+  void wrap_children(torch::nn::SequentialImpl& net) {
+    std::ptrdiff_t index = 0;
+    for (const auto& child : net.named_children()) {
+      if (elements_in_no_unit(*child.value()) > 0) wrap(net, index, child.key());
+      ++index;
+    }
+  }
+
   int64_t made() const { return made_; }
 
  private:
+  static int64_t own_elements(const torch::nn::Module& module) {
+    int64_t elements = 0;
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      if (item.value().defined()) elements += item.value().numel();
+    }
+    return elements;
+  }
+  static int64_t elements_in_no_unit(const torch::nn::Module& module) {
+    if (dynamic_cast<const FullyShardedBase*>(&module) != nullptr) return 0;
+    auto elements = own_elements(module);
+    for (const auto& child : module.children()) elements += elements_in_no_unit(*child);
+    return elements;
+  }
+
   void wrap(torch::nn::SequentialImpl& net, std::ptrdiff_t index, const std::string& name) {
     auto& place = *(net.begin() + index);
     auto unit = std::make_shared<Unit>(std::make_shared<SequentialPart>(place), options_);
@@ -91,6 +111,14 @@ int64_t fully_shard(
       min_num_params, ".");
   UnitMaker maker(min_num_params, options);
   maker.visit(*net);
+  return maker.made();
+}
+
+int64_t fully_shard_children(torch::nn::Sequential& net, const FullyShardedOptions& options) {
+  DDP_CHECK_VALUE(
+      !net.is_empty(), "fully_shard_children: expected a Sequential, got an empty holder.");
+  UnitMaker maker(/*min_num_params=*/0, options);
+  maker.wrap_children(*net);
   return maker.made();
 }
 

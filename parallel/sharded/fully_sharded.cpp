@@ -229,7 +229,9 @@ void FullyShardedBase::to(torch::Dtype, bool) {
       false,
       "FullyShardedDataParallel: to() would move this rank's shards, and not the memory that they "
       "are gathered into, ",
-      on_rank_text(*unit_->groups().shard), ". Move the module before it is wrapped.");
+      on_rank_text(*unit_->groups().shard),
+      ". Move each module, in device and dtype, before it becomes a unit: in the constructor of a "
+      "model that has units.");
 }
 
 void FullyShardedBase::train(bool on) {

@@ -16,6 +16,7 @@
 namespace ddp::detail {
 
 struct UnitCall::State {
+  const std::shared_ptr<torch::nn::Module> module;  // which forward may drop
   const MixedPrecisionPolicy& policy;
   std::shared_ptr<ShardedUnit> unit;
   ShardedModel::Place place;
@@ -60,7 +61,8 @@ UnitCall::UnitCall(FullyShardedBase& unit) {
       "both ",
       on_rank_text(*unit.unit_->groups().shard), ". Leave one of them out.");
   auto place = unit.unit_->model()->enter(*unit.unit_, unit.gradient_sync_);
-  state_ = std::make_unique<State>(State{unit.policy_, unit.unit_, std::move(place), false, {}});
+  state_ = std::make_unique<State>(
+      State{unit.weak_from_this().lock(), unit.policy_, unit.unit_, std::move(place), false, {}});
 }
 
 UnitCall::~UnitCall() {
@@ -70,7 +72,7 @@ UnitCall::~UnitCall() {
 void UnitCall::note_error() { state_->unit->model()->forward_failed(*state_->unit); }
 
 void UnitCall::enter(ReplaceAll replace_all) {
-  auto& [policy, unit, place, has_left, inputs] = *state_;
+  auto& [module, policy, unit, place, has_left, inputs] = *state_;
   auto tensors = tensors_of(replace_all);
   for (const auto& tensor : tensors) {
     if (tensor.defined() && tensor.requires_grad()) inputs.emplace_back(tensor, tensor._version());
@@ -80,7 +82,7 @@ void UnitCall::enter(ReplaceAll replace_all) {
 }
 
 void UnitCall::leave_with(ReplaceAll replace_all) {
-  auto& [policy, unit, place, has_left, inputs] = *state_;
+  auto& [module, policy, unit, place, has_left, inputs] = *state_;
   auto tensors = tensors_of(replace_all);
   // The caller's tensor would lack the change in its graph.
   for (const auto& [input, version] : inputs) {

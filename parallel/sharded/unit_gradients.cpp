@@ -140,7 +140,9 @@ void UnitGradients::pack(at::Tensor& packed) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) notes.data_ptr<float>()[i] = 1;
   }
-  write_number(number_, notes.data_ptr<float>() + slots_.size());
+  auto* const of_unit = notes.data_ptr<float>() + slots_.size();
+  write_number(number_, of_unit);
+  write_factor(scaled_.factor(), of_unit + kNumberNotes);
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = packed.narrow(0, rank * slice, slice);
     size_t first = 0;
@@ -219,9 +221,15 @@ std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
   return read_number(notes_.data_ptr<float>() + slots_.size(), number_, ranks_of(groups) - 1);
 }
 
+bool UnitGradients::are_scaled_apart() const {
+  return sum_.defined() && !at::isReducedFloatingType(reduce_dtype_) &&
+         differ_in_factor(notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes);
+}
+
 void UnitGradients::add_to_shards() {
   if (!sum_.defined()) return;
   const c10::NoGradGuard no_grad;
+  scaled_.clear();
   int64_t begin = 0;
   size_t i = 0;
   for (const auto& segment : segments_) {
@@ -234,8 +242,10 @@ void UnitGradients::add_to_shards() {
       if (grad.defined()) {
         grad.add_(part);
       } else {
-        grad = part.to(segment.dtype());
+        // A sample keeps the memory of its own gradient alone.
+        grad = part.to(segment.dtype(), /*non_blocking=*/false, /*copy=*/scaled_.takes(part));
       }
+      scaled_.sample(grad);
     }
     begin += segment.layout().shard_numel;
   }

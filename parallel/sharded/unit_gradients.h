@@ -9,6 +9,7 @@
 #include <ddp/process_group.h>
 
 #include "sharded/flat_segment.h"
+#include "sharded/scaled_gradients.h"
 #include "sharded/unit_number.h"
 
 namespace ddp {
@@ -69,6 +70,9 @@ class UnitGradients {
   /// number
   ///         of the unit that the others gave, or 0 where they gave several.
   std::optional<int64_t> read_notes(const Groups& groups);
+  /// After read_notes(): whether ranks scaled the gradients of the pass before by different
+  /// factors; the same on all ranks. Not with sums of 16 bits.
+  bool are_scaled_apart() const;
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
   /// Ends a pass without reduction: keeps the whole gradients for the next one.
@@ -98,8 +102,11 @@ class UnitGradients {
   Since since_kept(const Slot& slot) const;
   void begin_slot(Slot& slot);
   void fold(Slot& slot);
-  /// Beside the gradients: whether there is one, for each parameter, and the unit's number.
-  int64_t notes_numel() const { return static_cast<int64_t>(slots_.size()) + kNumberNotes; }
+  /// Beside the gradients: whether there is one, for each parameter, the unit's number, and by what
+  /// this rank scaled the ones before.
+  int64_t notes_numel() const {
+    return static_cast<int64_t>(slots_.size()) + kNumberNotes + kFactorNotes;
+  }
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
   const at::Tensor& parameter_of(const Slot& slot) const;
@@ -112,6 +119,7 @@ class UnitGradients {
   at::Tensor sum_;     // of this rank's shards, and after them of the notes
   at::Tensor notes_;   // of the last sum, on the CPU
   int64_t number_ = 0;
+  ScaledGradients scaled_;
   c10::intrusive_ptr<c10d::Work> reduction_;
 };
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <ddp/internal/carried_hook.h>
 #include <ddp/parallel_linear.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,7 +18,7 @@ namespace {
 using torch::autograd::variable_list;
 
 /// Runs on the sum of a leaf's gradients, before that is added to `.grad`.
-class SumOverGroup : public torch::autograd::FunctionPreHook {
+class SumOverGroup : public CarriedHook {
  public:
   explicit SumOverGroup(ProcessGroup group) : group_(std::move(group)) {}
 
@@ -25,6 +26,10 @@ class SumOverGroup : public torch::autograd::FunctionPreHook {
     auto summed = gradients;
     if (summed[0].defined()) summed[0] = functional::apply_exchange(summed[0], exchange());
     return summed;
+  }
+
+  std::unique_ptr<FunctionPreHook> copy() const override {
+    return std::make_unique<SumOverGroup>(group_);
   }
 
   const ProcessGroup& group() const { return group_; }

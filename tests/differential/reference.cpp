@@ -374,7 +374,9 @@ class Reference {
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (!gradients[i].defined()) continue;
       if (i == of.size()) {
-        extra_.mutable_grad() = extra_.grad().defined() ? extra_.grad() + gradients[i] : gradients[i].clone();
+        const auto own = gradients[i].clone();
+        noise_.add(own, precision_.of_gradients);
+        extra_.mutable_grad() = extra_.grad().defined() ? extra_.grad() + own : own;
         break;
       }
       const auto [rank, number] = of[i];

@@ -183,6 +183,53 @@ TEST_CASE("buffers of stages without parameters have the modules' names") {
   CHECK(named[1] == Named{{"count0", 2}, {"count1", 2}});
 }
 
+/// A stage of one layer, or of none.
+struct PossiblyIdleImpl : torch::nn::Module {
+  PossiblyIdleImpl(int64_t k, bool is_idle) {
+    if (!is_idle) layer = register_module(ddp::str("layer", k), Layer(k));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer ? layer->forward(x) : x * 2; }
+  Layer layer{nullptr};
+};
+TORCH_MODULE(PossiblyIdle);
+
+/// This rank's values after five steps that begin with a saved state, or the first one.
+std::vector<at::Tensor> after_idle_steps(
+    const Rank& self, const std::string& folder, int idle, bool saves) {
+  PossiblyIdle stage(self.rank, self.rank == idle);
+  ddp::PipelineStage pipeline(
+      stage, self.rank, self.size, pipeline_loss,
+      ddp::PipelineOptions().process_group(self.group).microbatches(2));
+  torch::optim::AdamW optimizer(stage->parameters(), torch::optim::AdamWOptions(1e-2));
+  ddp::Checkpointer checkpointer(folder, checkpointer_options(self));
+  checkpointer.add("model", stage).add("optimizer", optimizer);
+  if (!saves) checkpointer.load(3);
+  for (int64_t s = saves ? 0 : 3; s < 5; ++s) {
+    if (s == 3 && saves) checkpointer.save(3);
+    const auto batch = pipeline_batch(4, s);
+    optimizer.zero_grad();
+    pipeline.step(
+        self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
+        self.rank + 1 == self.size ? batch.target : at::Tensor());
+    optimizer.step();
+  }
+  return stage->parameters();
+}
+
+TEST_CASE("a checkpoint of stages of which one has no parameters goes on") {
+  const int idle = GENERATE(0, 1, 2);
+  const TemporaryFolder folder;
+  const auto run = [&](bool saves) {
+    return run_ranks<std::vector<at::Tensor>>(
+        3, [&](const Rank& self) { return after_idle_steps(self, folder.path(), idle, saves); });
+  };
+  const auto expected = run(true), values = run(false);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    CHECK(expected[rank].size() == (static_cast<int>(rank) == idle ? 0 : 2));
+    CHECK(largest_difference(expected[rank], values[rank]) == 0);
+  }
+}
+
 TEST_CASE("tensors of one name in two stages are refused on every rank", "[errors]") {
   const auto buffers =
       errors_of_ranks(2, [](const Rank& self) { state_of_counters(self, "count"); });

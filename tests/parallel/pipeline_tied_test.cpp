@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,73 @@ TEST_CASE("tied parameters that do not fit together are refused on every rank", 
                                   "stage's module and the group of the ranks that have it, got "
                                   "another tensor on rank 1 of 2."));
   }
+}
+
+TEST_CASE("a tied parameter that one stage alone freezes is refused on all", "[errors]") {
+  const bool is_late = GENERATE(true, false);
+  const auto errors = run_ranks<TimedError>(
+      2,
+      [&](const Rank& self) {
+        Layer layer(self.rank);
+        const auto freeze = [&] { layer->fc->weight.requires_grad_(self.rank == 0); };
+        if (!is_late) freeze();
+        ddp::PipelineStage pipeline(
+            layer, self.rank, 2, pipeline_loss,
+            ddp::PipelineOptions()
+                .process_group(self.group)
+                .tied({{layer->fc->weight, self.group}}));
+        if (is_late) freeze();
+        const auto batch = pipeline_batch(4, 0);
+        return timed_error_of([&] {
+          pipeline.step(
+              self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
+              self.rank == 1 ? batch.target : at::Tensor());
+        });
+      },
+      kLongTimeout);
+  for (const auto& [error, seconds] : errors) {
+    CHECK_THAT(error, ContainsText("TiedParameter to require a gradient, or none, got 1 that do"));
+    CHECK(seconds < 10);
+  }
+}
+
+TEST_CASE("a tied parameter may be frozen on all stages") {
+  const auto values = run_ranks<int>(2, [](const Rank& self) {
+    Layer layer(self.rank);
+    layer->fc->weight.requires_grad_(false);
+    ddp::PipelineStage pipeline(
+        layer, self.rank, 2, pipeline_loss,
+        ddp::PipelineOptions().process_group(self.group).tied({{layer->fc->weight, self.group}}));
+    const auto batch = pipeline_batch(4, 0);
+    pipeline.step(
+        self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
+        self.rank == 1 ? batch.target : at::Tensor());
+    TORCH_CHECK(!layer->fc->weight.grad().defined() && layer->fc->bias.grad().defined());
+    return 0;
+  });
+  CHECK(values.size() == 2);
+}
+
+TEST_CASE("a stage may be destroyed in its own step") {
+  const auto losses = run_ranks<double>(2, [](const Rank& self) {
+    using Stage = ddp::PipelineStage<std::shared_ptr<LayerImpl>>;
+    std::unique_ptr<Stage> pipeline;
+    const auto layer = std::make_shared<LayerImpl>(self.rank);
+    pipeline = std::make_unique<Stage>(
+        layer, self.rank, 2,
+        [&](const at::Tensor& output, const at::Tensor& target) {
+          pipeline.reset();
+          return pipeline_loss(output, target);
+        },
+        ddp::PipelineOptions().process_group(self.group).microbatches(2));
+    const auto batch = pipeline_batch(4, 0);
+    const auto result = pipeline->step(
+        self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
+        self.rank == 1 ? batch.target : at::Tensor());
+    TORCH_CHECK(layer->fc->weight.grad().defined());
+    return self.rank == 0 ? 1.0 : result.losses.at(1).item<double>();
+  });
+  for (const auto loss : losses) CHECK(loss > 0);
 }
 
 TEST_CASE("clipping a stage without the other stages is refused", "[errors]") {

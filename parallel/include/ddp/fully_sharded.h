@@ -320,6 +320,16 @@ DDP_API int64_t fully_shard(
     torch::nn::Sequential& net, int64_t min_num_params = 100'000'000,
     const FullyShardedOptions& options = {});
 
+/// Makes a unit of each part of a Sequential that has elements which no other unit has, whatever is
+/// in it: of the blocks of a transformer, and not of the layers in them.
+///
+/// \param net  whose parts take one tensor and return one.
+/// \return the number of units made.
+///
+/// Collective: yes. Blocks: host.
+DDP_API int64_t
+fully_shard_children(torch::nn::Sequential& net, const FullyShardedOptions& options = {});
+
 /// While the guard exists, the parameters of a model's units are whole on every rank: for reading
 /// them, for forward without gathers, or for writing the same to them on every rank.
 ///

@@ -159,7 +159,8 @@ TORCH_MODULE(RowParallelLinear);
 /// layers with sequence_parallel. Its gradients are parts of the sum, and without this the ranks'
 /// values would drift apart.
 ///
-/// \param module  whose parameters of now are marked; not again in a second call.
+/// \param module  whose parameters of now are marked; not again in a second call. A clone() of it
+///         has other parameters; a wrapper's clone() marks them.
 /// \param group  of the layers around it.
 ///
 /// Collective: no; the backward pass is, with an all-reduce for each parameter.

@@ -136,7 +136,7 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
       const PipelineOptions& options);
 
  private:
-  std::unique_ptr<PipelineRunner> runner_;
+  std::shared_ptr<PipelineRunner> runner_;  // a step keeps it, which may destroy this
 };
 
 /// One rank's stages of a pipeline.

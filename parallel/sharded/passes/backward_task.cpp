@@ -10,6 +10,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -309,6 +310,10 @@ void BackwardTask::check_reduced_alike() {
   for (const auto& unit : model_.units()) {
     of_others.push_back(unit->gradients().read_notes(groups));
   }
+  const auto is_apart = [&](size_t index) {
+    return model_.unit(index).gradients().are_scaled_apart();
+  };
+  const auto apart = std::find_if(order_.begin(), order_.end(), is_apart);
   for (const auto index : order_) {  // the first difference shows what one of the ranks left out
     const auto number = of_others[index];
     if (!number) continue;
@@ -326,6 +331,15 @@ void BackwardTask::check_reduced_alike() {
                   " on others. Run both on all ranks, and mask the result of one.");
             });
   }
+  if (apart == order_.end()) return;
+  monitor_of(groups.shard)
+      ->throw_agreed(ddp::str(
+          "FullyShardedDataParallel: expected gradients to be scaled alike on all ranks, got "
+          "those of ",
+          model_.unit(*apart).name(),
+          " after the backward pass before scaled by different factors. LibTorch's "
+          "clip_grad_norm_ knows the shards of one rank alone: call "
+          "ddp::clip_grad_norm_(*model, max_norm)."));
 }
 
 void BackwardTask::fail() noexcept {

@@ -21,6 +21,7 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/block_pool.h"
+#include "parallel/sharded/scaled_gradients.h"
 #include "parallel/sharded/unit_number.h"
 #include "support/ranks.h"
 
@@ -342,7 +343,7 @@ TEST_CASE(
           if (!(has_written = scene.comes("the reduction of rank 0"))) return;
           // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
           // unit's number.
-          constexpr auto kNotes = 1 + ddp::kNumberNotes;
+          constexpr auto kNotes = 1 + ddp::kNumberNotes + ddp::kFactorNotes;
           of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
         };
         const auto on_end = [&](const Call& call) {
@@ -426,7 +427,7 @@ TEST_CASE(
     CAPTURE(of_rank, kState);
     CHECK(of_rank[0] >= kState);
     // The gradients lie in the sum that brought them, with its notes.
-    CHECK(of_rank[0] <= kState + 4 * (1 + ddp::kNumberNotes) * kUnits);
+    CHECK(of_rank[0] <= kState + 4 * (1 + ddp::kNumberNotes + ddp::kFactorNotes) * kUnits);
     CHECK(of_rank[1] == 0);
   }
 }

@@ -378,6 +378,36 @@ TEST_CASE("gradients of different units in one sum are an error", "[ranks][shard
   }
 }
 
+TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sharded][errors]") {
+  const auto sets_to_none = GENERATE(true, false);
+  const auto errors = run_ranks<std::string>(3, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    auto optimizer = net_optimizer(run.model->parameters());
+    const auto step = [&](int64_t batch, bool clips_alone) {
+      run.loss(batch).backward();
+      if (clips_alone) {
+        torch::nn::utils::clip_grad_norm_(run.model->parameters(), 0.1);
+      } else {
+        ddp::clip_grad_norm_(*run.model, 0.1);
+      }
+      optimizer.step();
+      // Before it the next pass is over with set_to_none alone.
+      if (sets_to_none || !clips_alone) optimizer.zero_grad(sets_to_none);
+    };
+    for (int64_t batch = 0; batch < 3; ++batch) step(batch, false);
+    step(3, true);
+    return error_of<c10::Error>([&] { step(4, false); });
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("expected gradients to be scaled alike on all ranks, got those"));
+    CHECK_THAT(error, ContainsText("ddp::clip_grad_norm_(*model, max_norm)"));
+  }
+  CHECK(errors[0] == errors[1]);
+}
+
 TEST_CASE("each rank reads other numbers from a sum in every dtype", "[pure][sharded]") {
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kHalf);
   constexpr int64_t kSame = -1;

@@ -1,4 +1,5 @@
 // Parameters of units that a program uses, or writes, in other places than their unit's forward.
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -195,6 +196,56 @@ TEST_CASE("what forward writes to a parameter is kept", "[ranks][sharded]") {
     return largest_difference(summoned_values(*unit), expected);
   });
   for (const auto distance : distances) CHECK(distance < 1e-12);
+}
+
+namespace {
+
+/// A block with a Sequential in it.
+struct NestingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return net->forward(x) + x; }
+  torch::nn::Sequential net{register_module(
+      "net",
+      torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Tanh(), torch::nn::Linear(4, 4)))};
+};
+TORCH_MODULE(Nesting);
+
+}  // namespace
+
+TEST_CASE("fully_shard_children makes units of the parts alone", "[ranks][sharded]") {
+  const auto names = run_ranks<std::string>(2, [](const Rank& self) {
+    torch::nn::Sequential net(Nesting(), torch::nn::Tanh(), torch::nn::Linear(4, 2));
+    const auto before = named_values(*net);
+    TORCH_CHECK(ddp::fully_shard_children(net, over(self)) == 2);
+    FullyShardedDataParallel model(net, over(self));
+    model->forward(torch::ones({3, 4})).sum().backward();
+    const auto values = summoned_values(*model);
+    TORCH_CHECK(self.rank > 0 || largest_difference(values, before) == 0);
+    std::string found;
+    for (const auto& unit : model->stats().units) found += unit.name + ";";
+    return found;
+  });
+  CHECK(names == std::vector<std::string>(2, ";0;2;"));
+}
+
+TEST_CASE("a sharded model may be destroyed in its own forward", "[ranks][sharded]") {
+  struct Drops : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      drop();
+      return fc->forward(x).sum();
+    }
+    std::function<void()> drop;
+    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(3, 3))};
+  };
+  const auto values = run_ranks<double>(2, [](const Rank& self) {
+    const auto module = std::make_shared<Drops>();
+    auto model =
+        std::make_unique<FullyShardedDataParallel<std::shared_ptr<Drops>>>(module, over(self));
+    module->drop = [&] { model.reset(); };
+    const torch::NoGradGuard no_grad;
+    const auto sum = model->get()->forward(torch::ones({2, 3}));
+    return sum.item<double>();
+  });
+  CHECK(values[0] == values[1]);
 }
 
 TEST_CASE("a parameter that a unit has cut is not cut again", "[ranks][sharded][errors]") {

@@ -152,6 +152,21 @@ void check_equal(const std::vector<Outcome>& outcomes, bool has_gradients = true
 
 }  // namespace
 
+TEST_CASE("a wrapper's clone sums the gradients of what was marked", "[ranks][tensor]") {
+  const auto gradients = run_ranks<at::Tensor>(2, [](const Rank& self) {
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({3}));
+    ddp::mark_replicated_partial(*norm, self.group);
+    const auto alone = ddp::split_group(self.rank, 0, self.group);
+    ddp::DistributedDataParallel model(
+        norm, ddp::DistributedDataParallelOptions().process_group(alone));
+    const auto copy = std::dynamic_pointer_cast<torch::nn::LayerNormImpl>(model->clone());
+    const auto x = torch::tensor({{1.0F, 2.0F, 4.0F}}) * (self.rank + 1);
+    (copy->forward(x) * (self.rank + 1)).sum().backward();
+    return copy->bias.grad();
+  });
+  for (const auto& gradient : gradients) CHECK(gradient.equal(torch::full({3}, 3.0F)));
+}
+
 TEST_CASE("replicas of a cut model train as one process", "[parallel][dp_tp][ranks]") {
   Training training;
   training.cut.sequence_parallel = GENERATE(false, true);

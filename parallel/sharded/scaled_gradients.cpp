@@ -1,0 +1,69 @@
+#include "sharded/scaled_gradients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kMostElements = 64;  // of a sample
+constexpr size_t kMostSamples = 4;
+
+// As parts of the factor.
+constexpr double kRounding = 1e-3;  // of a gradient's element
+constexpr double kDifference = 0.02;
+
+/// The first elements, on the host, in memory of their own.
+at::Tensor first_elements(const at::Tensor& gradient) {
+  const auto flat = gradient.detach().reshape({-1});
+  return flat.narrow(0, 0, std::min(flat.numel(), kMostElements))
+      .to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+}
+
+}  // namespace
+
+bool ScaledGradients::takes(const at::Tensor& gradient) const {
+  constexpr int64_t kMostKept = 1024;  // elements, until the next pass
+  return gradient.is_cpu() && gradient.numel() > 0 && gradient.numel() <= kMostKept &&
+         samples_.size() < kMostSamples;
+}
+
+void ScaledGradients::sample(const at::Tensor& gradient) {
+  const bool is_alone = gradient.storage().nbytes() == gradient.nbytes();
+  if (takes(gradient) && is_alone) samples_.emplace_back(gradient, first_elements(gradient));
+}
+
+double ScaledGradients::factor() const {
+  double least = std::numeric_limits<double>::infinity(), largest = 0;
+  for (const auto& [gradient, before] : samples_) {
+    const auto after = first_elements(gradient);
+    const auto* const was = before.const_data_ptr<double>();
+    const auto* const is = after.const_data_ptr<double>();
+    for (int64_t i = 0; i < before.numel(); ++i) {
+      if (was[i] == 0) continue;
+      least = std::min(least, is[i] / was[i]);
+      largest = std::max(largest, is[i] / was[i]);
+    }
+  }
+  const bool is_one = least > 0 && largest - least <= kRounding * largest;
+  return is_one && largest <= 1 + kRounding ? std::min(largest, 1.0) : 0;
+}
+
+void write_factor(double factor, float* notes) {
+  const auto value = static_cast<float>(factor);
+  notes[0] = value > 0 ? 1.F : 0.F;
+  notes[1] = value;
+  notes[2] = value * value;
+}
+
+bool differ_in_factor(const float* sums) {
+  const double count = sums[0], sum = sums[1], squares = sums[2];
+  if (count < 2) return false;
+  const auto mean = sum / count;
+  return squares / count - mean * mean > kDifference * kDifference * mean * mean;
+}
+
+}  // namespace ddp
