@@ -1,4 +1,5 @@
-// Prints a program as the C++ that its rank 0 ran: a test on threads, with the sums that one process has.
+// Prints a program as the C++ that its rank 0 ran: a test on threads, with the sums that one
+// process has.
 #include <fstream>
 #include <iomanip>
 #include <set>
@@ -34,7 +35,8 @@ std::string laid_out(const std::string& code, size_t depth = 0) {
   bool quoted = false;
   const auto flush = [&] {
     const auto first = line.find_first_not_of(' ');
-    if (first != std::string::npos) result += std::string(2 * depth, ' ') + line.substr(first) + "\n";
+    if (first != std::string::npos)
+      result += std::string(2 * depth, ' ') + line.substr(first) + "\n";
     line.clear();
   };
   for (size_t i = 0; i < code.size(); ++i) {
@@ -44,6 +46,7 @@ std::string laid_out(const std::string& code, size_t depth = 0) {
       line += c;
       continue;
     }
+    if (c == ' ' && !line.empty() && line.back() == '(') continue;
     parentheses += c == '(' ? 1 : c == ')' ? -1 : 0;
     const bool closes = c == '}' && !blocks.empty() && blocks.back();
     if (closes && parentheses == 0) flush(), depth -= depth > 0 ? 1 : 0;
@@ -58,7 +61,8 @@ std::string laid_out(const std::string& code, size_t depth = 0) {
 }
 
 std::string as_comment(std::string text) {
-  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 3) text.replace(at, 1, "\n//");
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 3)
+    text.replace(at, 1, "\n//");
   return text;
 }
 
@@ -71,11 +75,13 @@ std::string digits(double value) {
 
 }  // namespace
 
-std::string as_cpp(const Program& program, const std::vector<std::string>& lines, const Outcome& outcome) {
+std::string as_cpp(
+    const Program& program, const std::vector<std::string>& lines, const Outcome& outcome) {
   std::string body;
   std::set<std::string> used;
   std::string types = laid_out(sources().at("values") + ";", 0) + "\n";
-  types += laid_out(sources().at("Layer") + ";") + "\n" + laid_out(sources().at("Net") + ";") + "\n";
+  types +=
+      laid_out(sources().at("Layer") + ";") + "\n" + laid_out(sources().at("Net") + ";") + "\n";
   used = {"values", "Layer", "Net"};
   int open = 0;
   size_t phase = 0;
@@ -90,25 +96,39 @@ std::string as_cpp(const Program& program, const std::vector<std::string>& lines
       ranks.push_back(line.substr(7));
     } else {
       const int depth = std::max(0, open - (line[0] == '}' ? 1 : 0));
-      body += line.rfind("//", 0) == 0 ? "  " + line + "\n" : laid_out(line, static_cast<size_t>(1 + depth));
+      body += line.rfind("//", 0) == 0 ? "  " + line + "\n"
+                                       : laid_out(line, static_cast<size_t>(1 + depth));
       for (const char c : line) open += c == '{' ? 1 : c == '}' ? -1 : 0;
     }
   }
   body += std::string(static_cast<size_t>(std::max(0, open)), '}') + "\n";
-  if (body.rfind("return sums;") == std::string::npos || body.rfind("return sums;") < body.rfind("Sums train")) body += "  return {};\n";
+  if (body.rfind("return sums;") == std::string::npos ||
+      body.rfind("return sums;") < body.rfind("Sums train"))
+    body += "  return {};\n";
   body += "}\n";
   std::string test = "TEST_CASE(\"differential: " + text_of(program) + "\") {\n";
   test += "  RanksOptions options;\n  options.backend = \"" + program.label("backend") + "\";\n";
   for (size_t i = 0; i < ranks.size(); ++i) {
-    test += "  " + std::string(i + 1 < ranks.size() ? "" : "const auto sums = ") + "run_ranks<Sums>(" + ranks[i] + ", train" + std::to_string(i) + ", options);\n";
+    test += "  " + std::string(i + 1 < ranks.size() ? "" : "const auto sums = ") +
+            "run_ranks<Sums>(" + ranks[i] + ", train" + std::to_string(i) + ", options);\n";
   }
   test += "  // One process has:\n  const Sums expected{";
-  for (const auto& [name, value] : reference_sums(program)) test += "\n      {\"" + name + "\", " + digits(value) + "},";
-  test += "};\n  for (const auto& own : sums) {\n    for (const auto& [name, value] : expected) {\n      CAPTURE(name);\n";
-  test += "      CHECK(std::abs(own.at(name) - value) <= " + std::string(program.has("precision") || program.has("hook") ? "1e-2" : "1e-9") + " * (1 + std::abs(value)));\n    }\n  }\n}\n";
+  for (const auto& [name, value] : reference_sums(program))
+    test += "\n      {\"" + name + "\", " + digits(value) + "},";
+  test +=
+      "};\n  for (const auto& own : sums) {\n    for (const auto& [name, value] : expected) {\n    "
+      "  CAPTURE(name);\n";
+  test += "      CHECK(std::abs(own.at(name) - value) <= " +
+          std::string(program.has("precision") || program.has("hook") ? "1e-2" : "1e-9") +
+          " * (1 + std::abs(value)));\n    }\n  }\n}\n";
   return "// " + text_of(program) + "\n// clang-format off\n" +
-         (outcome.kind.empty() ? "" : "// " + outcome.kind + ": " + as_comment(outcome.text) + "\n") + kHead +
-         "namespace {\n\nusing namespace ddp;\nusing namespace ddp::testing;\nusing Sums = std::map<std::string, double>;\n\n" + (program.has("reload") ? "const TemporaryFolder checkpoints;\n\n" : "") + types + body + "\n" + test + "\n}  // namespace\n";
+         (outcome.kind.empty() ? ""
+                               : "// " + outcome.kind + ": " + as_comment(outcome.text) + "\n") +
+         kHead +
+         "namespace {\n\nusing namespace ddp;\nusing namespace ddp::testing;\nusing Sums = "
+         "std::map<std::string, double>;\n\n" +
+         (program.has("reload") ? "const TemporaryFolder checkpoints;\n\n" : "") + types + body +
+         "\n" + test + "\n}  // namespace\n";
 }
 
 }  // namespace ddp::differential

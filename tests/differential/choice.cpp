@@ -22,7 +22,8 @@ int index_of(const Choice& choice, const std::string& label) {
   for (size_t i = 0; i < choice.values.size(); ++i) {
     if (choice.values[i].label == label) return static_cast<int>(i);
   }
-  throw std::invalid_argument("\"" + choice.name + "\" has no value \"" + label + "\"; --list has all");
+  throw std::invalid_argument(
+      "\"" + choice.name + "\" has no value \"" + label + "\"; --list has all");
 }
 
 bool has_label(const std::string& labels, const std::string& label) {
@@ -81,10 +82,12 @@ void try_to_add(Program& program, const Choice& choice, int index, const Fixed& 
   with.set(slot, index);
   for (const auto& need : needs()) {
     const Pattern needed(need.needed);
-    if (!with.matches(need.of) || with.matches(need.needed) || fixed.count(needed.name) > 0) continue;
+    if (!with.matches(need.of) || with.matches(need.needed) || fixed.count(needed.name) > 0)
+      continue;
     const auto& other = choice_of(needed.name);
     const auto free = free_slot(with, other);
-    if (!free.empty()) with.set(free, index_of(other, needed.labels.substr(0, needed.labels.find('|'))));
+    if (!free.empty())
+      with.set(free, index_of(other, needed.labels.substr(0, needed.labels.find('|'))));
   }
   if (excluded(with).empty()) program = with;
 }
@@ -160,7 +163,8 @@ std::vector<std::string> Program::layers() const {
 }
 
 bool Program::holds(const Rule& rule) const {
-  return matches(rule.first) && matches(rule.second) && (rule.unless.empty() || !matches(rule.unless));
+  return matches(rule.first) && matches(rule.second) &&
+         (rule.unless.empty() || !matches(rule.unless));
 }
 
 std::string excluded(const Program& program) {
@@ -170,7 +174,8 @@ std::string excluded(const Program& program) {
     }
   }
   for (const auto& need : needs()) {
-    if (program.matches(need.of) && !program.matches(need.needed)) return need.of + " without " + need.needed;
+    if (program.matches(need.of) && !program.matches(need.needed))
+      return need.of + " without " + need.needed;
   }
   return "";
 }
@@ -200,7 +205,8 @@ const std::vector<std::pair<std::string, std::string>>& pairs() {
         Program both;
         try_to_add(both, values[i], {});
         try_to_add(both, values[j], {});
-        if (both.matches(values[i]) && both.matches(values[j])) result.emplace_back(values[i], values[j]);
+        if (both.matches(values[i]) && both.matches(values[j]))
+          result.emplace_back(values[i], values[j]);
       }
     }
     return result;
@@ -212,7 +218,8 @@ Program draw(uint64_t seed, const Fixed& fixed) {
   Program program(seed);
   for (const auto& [name, label] : fixed) program.set(name, label);
   Random random(mix(seed));
-  // First three pairs of a walk through all of them, whose stride has no divisor in common with their number.
+  // First three pairs of a walk through all of them, whose stride has no divisor in common with
+  // their number.
   const auto& all = pairs();
   constexpr uint64_t kStride = 7'368'787;  // a prime
   for (uint64_t i = 0; i < 3; ++i) {
@@ -239,9 +246,11 @@ Program draw(uint64_t seed, const Fixed& fixed) {
   // Something to train.
   const auto labels = program.layers();
   const auto is_bare = [](const std::string& label) {
-    return has_label("view|transposed|narrowed|unbound|in_place_on_input|dropout|frozen|tied", label);
+    return has_label(
+        "view|transposed|narrowed|unbound|in_place_on_input|dropout|frozen|tied", label);
   };
-  if (std::all_of(labels.begin(), labels.end(), is_bare)) try_to_add(program, "layer=linear", fixed);
+  if (std::all_of(labels.begin(), labels.end(), is_bare))
+    try_to_add(program, "layer=linear", fixed);
   return program;
 }
 
@@ -257,8 +266,10 @@ Program parse(const std::string& text) {
   for (std::string word; words >> word;) {
     const Pattern value(word);
     if (value.name == "seed") {
-      const bool is_number = !value.labels.empty() && value.labels.find_first_not_of("0123456789") == std::string::npos;
-      if (!is_number || value.labels.size() > 19) throw std::invalid_argument("a seed is a number, not \"" + value.labels + "\"");
+      const bool is_number = !value.labels.empty() &&
+                             value.labels.find_first_not_of("0123456789") == std::string::npos;
+      if (!is_number || value.labels.size() > 19)
+        throw std::invalid_argument("a seed is a number, not \"" + value.labels + "\"");
       program.seed = std::stoull(value.labels);
     } else {
       program.set(value.name, value.labels);

@@ -1,4 +1,5 @@
-// A program as data: named choices, each with the number of one of its values. 0 is the simplest value.
+// A program as data: named choices, each with the number of one of its values. 0 is the simplest
+// value.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct Choice {
 const std::vector<Choice>& choices();
 
 /// Two values that do not stand together ("name=label|label", "name=*" for all but the simplest,
-/// "name=!label|label" for all but these). With a text: they do, and every rank throws an error that has it.
+/// "name=!label|label" for all but these). With a text: they do, and every rank throws an error
+/// that has it.
 struct Rule {
   std::string first, second;
   std::string text = "";
@@ -74,8 +76,8 @@ class Program {
 /// Restricts what is drawn: choices that are fixed, by name.
 using Fixed = std::map<std::string, std::string>;
 
-/// Draws the program of a seed. Seeds that follow each other begin with pairs that follow each other, so
-/// that each pair of values comes within some thousand.
+/// Draws the program of a seed. Seeds that follow each other begin with pairs that follow each
+/// other, so that each pair of values comes within some thousand.
 Program draw(uint64_t seed, const Fixed& fixed = {});
 /// "seed=17 layer0=linear reduction=Sum", and back.
 std::string text_of(const Program& program);
@@ -83,8 +85,8 @@ Program parse(const std::string& text);
 
 /// Why two of its choices do not stand together; "" where all do.
 std::string excluded(const Program& program);
-/// The texts of the errors that the documentation says for it: an error has to have one of them. `certain`: only
-/// those that have to come.
+/// The texts of the errors that the documentation says for it: an error has to have one of them.
+/// `certain`: only those that have to come.
 std::vector<std::string> refusals(const Program& program, bool certain = false);
 
 /// All pairs of values that no rule keeps apart, "a=b x c=d" in alphabetical order.

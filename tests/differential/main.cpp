@@ -59,14 +59,18 @@ class Findings {
     auto smallest = program;
     auto last = outcome;
     if (may_shrink_) {
-      smallest = shrink(program, outcome, [&](const Program& candidate) { return run_twice(worker_, candidate); });
+      smallest = shrink(program, outcome, [&](const Program& candidate) {
+        return run_twice(worker_, candidate);
+      });
       const auto again = run_twice(worker_, smallest);
       if (!again.kind.empty()) last = again;
       smallest_.emplace_back(last.kind, smallest);
     }
     std::printf("%s\n", last.text.c_str());
     std::printf("minimal: differential --program '%s'\n", text_of(smallest).c_str());
-    std::printf("repeat:  differential --seed %llu --programs 1\n", static_cast<unsigned long long>(program.seed));
+    std::printf(
+        "repeat:  differential --seed %llu --programs 1\n",
+        static_cast<unsigned long long>(program.seed));
     std::fflush(stdout);
   }
   uint64_t count() const { return count_; }
@@ -96,7 +100,8 @@ int run(const Options& options) {
   Fixed fixed;
   if (!options.ranks.empty()) fixed["ranks"] = options.ranks;
   if (!options.backend.empty()) fixed["backend"] = options.backend;
-  for (const auto& only : options.only) fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
+  for (const auto& only : options.only)
+    fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
   Worker worker;
   Findings findings(worker, options.shrink && options.program.empty(), programs_in(options.known));
   Coverage coverage;
@@ -125,19 +130,24 @@ int run(const Options& options) {
   } else {
     std::printf("seed %llu\n", static_cast<unsigned long long>(options.seed));
     std::fflush(stdout);
-    for (uint64_t i = 0; i < options.programs || (options.programs == 0 && elapsed() < options.seconds); ++i) {
+    for (uint64_t i = 0;
+         i < options.programs || (options.programs == 0 && elapsed() < options.seconds); ++i) {
       if (!run_one(draw(options.seed + i, fixed)) && !options.keep_going) break;
     }
   }
-  std::printf("%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
-              static_cast<unsigned long long>(findings.count()), static_cast<double>(count) / elapsed());
-  if (findings.known() > 0) std::printf(", %llu known", static_cast<unsigned long long>(findings.known()));
+  std::printf(
+      "%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
+      static_cast<unsigned long long>(findings.count()), static_cast<double>(count) / elapsed());
+  if (findings.known() > 0)
+    std::printf(", %llu known", static_cast<unsigned long long>(findings.known()));
   std::printf("\n");
   for (const auto& [text, times] : invalid) {
-    std::printf("LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
+    std::printf(
+        "LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
   }
   if (options.program.empty() && options.corpus.empty() && options.unseen) {
-    for (const auto& [first, second] : coverage.unseen()) std::printf("pair %s x %s\n", first.c_str(), second.c_str());
+    for (const auto& [first, second] : coverage.unseen())
+      std::printf("pair %s x %s\n", first.c_str(), second.c_str());
   }
   return findings.count() > 0 ? 1 : 0;
 }
@@ -146,21 +156,28 @@ int run(const Options& options) {
 }  // namespace ddp::differential
 
 int main(int argc, char** argv) {
-  CLI::App app("Draws training programs from a seed, runs each on ranks, and compares it with one process in double.");
+  CLI::App app(
+      "Draws training programs from a seed, runs each on ranks, and compares it with one process "
+      "in double.");
   ddp::differential::Options options;
   options.seed = std::random_device{}();
   options.seconds = 60;
   app.add_option("--seconds", options.seconds, "how long to draw; default: 60");
-  app.add_option("--seed", options.seed, "of the first program; the next ones have the numbers after it. Default: random");
+  app.add_option(
+      "--seed", options.seed,
+      "of the first program; the next ones have the numbers after it. Default: random");
   app.add_option("--programs", options.programs, "how many, in place of --seconds");
   app.add_option("--ranks", options.ranks, "programs with this number of ranks");
   app.add_option("--backend", options.backend, "programs over this backend");
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
   app.add_option("--program", options.program, "the program that a finding printed");
   app.add_option("--corpus", options.corpus, "runs the programs of this file, a line each");
-  app.add_option("--known", options.known, "a file of programs whose findings, and those of larger ones, do not count");
+  app.add_option(
+      "--known", options.known,
+      "a file of programs whose findings, and those of larger ones, do not count");
   app.add_flag("--cpp", options.cpp, "prints --program as C++, as far as it runs");
-  app.add_flag("--list", options.list, "prints the choices, one a line, with the names that they call");
+  app.add_flag(
+      "--list", options.list, "prints the choices, one a line, with the names that they call");
   app.add_flag("--keep-going", options.keep_going, "draws on after a finding");
   app.add_flag("!--no-shrink", options.shrink, "prints findings as they were drawn");
   app.add_flag("!--no-pairs", options.unseen, "does not print the pairs that were not seen");

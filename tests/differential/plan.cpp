@@ -13,7 +13,8 @@ std::map<std::string, LayerKind>& layer_kinds() {
 std::vector<Pass> passes_of(const Program& program, int step) {
   const auto& label = program.label("passes");
   if (label == "accumulate" || label == "sync_in_backward") return {{{0}, false}, {{1}}};
-  if (label == "rest") return step == 0 ? std::vector<Pass>{{{0}, false}, {{1}}} : std::vector<Pass>{{{0}}};
+  if (label == "rest")
+    return step == 0 ? std::vector<Pass>{{{0}, false}, {{1}}} : std::vector<Pass>{{{0}}};
   if (label == "two_averaged" || label == "two_forwards") return {{{0}}, {{1}}};
   if (label == "retain_graph") return {{{0}}, {{0}, true, true}};
   if (label == "one_backward") return {{{0, 1}}};
@@ -32,15 +33,20 @@ int reload_step(const Program& program) {
 int ranks_of(const Program& program, int step) {
   const int ranks = program.number("ranks");
   if (step < reload_step(program)) return ranks;
-  return program.is("reload", "one_rank") ? 1 : program.is("reload", "more_ranks") ? ranks + 1 : ranks;
+  return program.is("reload", "one_rank")     ? 1
+         : program.is("reload", "more_ranks") ? ranks + 1
+                                              : ranks;
 }
 
-bool is_pipeline(const Program& program, int step) { return training_of(program, step) == "pipeline"; }
+bool is_pipeline(const Program& program, int step) {
+  return training_of(program, step) == "pipeline";
+}
 
 Axes axes_of(const Program& program, int step) {
   const int ranks = ranks_of(program, step);
   Axes axes;
-  const int tp = program.has("mesh") ? program.label("mesh")[2] - '0' : 1, dp = program.has("stage") ? 2 : 1;
+  const int tp = program.has("mesh") ? program.label("mesh")[2] - '0' : 1,
+            dp = program.has("stage") ? 2 : 1;
   if (ranks % tp == 0) axes.tp = tp;
   axes.dp = ranks / axes.tp;
   if (is_pipeline(program, step)) {
@@ -54,7 +60,10 @@ std::vector<int64_t> stages_of(const Program& program, int stages) {
   const auto layers = static_cast<int64_t>(program.layers().size());
   std::vector<int64_t> result;
   for (int64_t i = 0; i < layers; ++i) {
-    result.push_back(program.is("cut", "even") ? i * stages / layers : program.is("cut", "first") ? 0 : stages - 1);
+    result.push_back(
+        program.is("cut", "even")    ? i * stages / layers
+        : program.is("cut", "first") ? 0
+                                     : stages - 1);
   }
   return result;
 }
@@ -98,12 +107,15 @@ bool uses_sometimes(const Program& program, int step, int rank) {
   return true;
 }
 
-bool is_frozen(const Program& program, int step) { return program.is("change", "freeze") && step > 0; }
+bool is_frozen(const Program& program, int step) {
+  return program.is("change", "freeze") && step > 0;
+}
 
 std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters, int step) {
   std::vector<size_t> all(parameters);
   std::iota(all.begin(), all.end(), 0);
-  if (program.is("groups", "reversed") || (step > 0 && program.is("groups", "reversed_later"))) std::reverse(all.begin(), all.end());
+  if (program.is("groups", "reversed") || (step > 0 && program.is("groups", "reversed_later")))
+    std::reverse(all.begin(), all.end());
   if (!program.is("groups", "two") || parameters < 2) return {all};
   const auto middle = all.begin() + static_cast<long>((parameters + 1) / 2);
   return {{all.begin(), middle}, {middle, all.end()}};
@@ -129,9 +141,11 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   namespace optim = torch::optim;
   if (label == "momentum") {
-    return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
+    return std::make_unique<optim::SGD>(
+        groups, optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
   }
-  if (label == "adam") return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.01).eps(1e-3));
+  if (label == "adam")
+    return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.01).eps(1e-3));
   if (label == "adamw" || label == "fused_adamw") {
     return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).eps(1e-3));
   }

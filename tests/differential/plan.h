@@ -25,7 +25,8 @@ bool forwards_come_first(const Program& program);
 
 /// The ranks that run a step: another number after the checkpoint, where one is loaded by others.
 int ranks_of(const Program& program, int step);
-/// How the ranks of a step are laid out: stages, replicas, ranks that share layers (the fastest axis).
+/// How the ranks of a step are laid out: stages, replicas, ranks that share layers (the fastest
+/// axis).
 struct Axes {
   int pp = 1, dp = 1, tp = 1;
 };
@@ -34,7 +35,8 @@ bool is_pipeline(const Program& program, int step);
 /// The stage of each layer in a pipeline.
 std::vector<int64_t> stages_of(const Program& program, int stages);
 
-/// The step before which the run ends, and goes on from its checkpoint; the number of steps where none.
+/// The step before which the run ends, and goes on from its checkpoint; the number of steps where
+/// none.
 int reload_step(const Program& program);
 /// How the run trains, before and after that.
 std::string training_of(const Program& program, int step);
@@ -50,10 +52,12 @@ bool uses_sometimes(const Program& program, int step, int rank);
 /// Whether parameters of the first layer are frozen in a step.
 bool is_frozen(const Program& program, int step);
 
-/// The optimizer's groups: indices of parameters, in the order that an optimizer made at this step gets them.
+/// The optimizer's groups: indices of parameters, in the order that an optimizer made at this step
+/// gets them.
 std::vector<std::vector<size_t>> groups_of(const Program& program, size_t parameters, int step);
 
-/// What one rank, or the reference in its place, had: parameters, gradients, buffers, losses, by name.
+/// What one rank, or the reference in its place, had: parameters, gradients, buffers, losses, by
+/// name.
 using Record = std::map<std::string, at::Tensor>;
 void note(Record& record, const std::string& name, const at::Tensor& value);
 
@@ -61,31 +65,30 @@ void note(Record& record, const std::string& name, const at::Tensor& value);
 /// A noise that is not 0 has it round as the ranks may (rounding.h).
 std::vector<Record> reference(const Program& program, uint64_t noise = 0);
 
-// clang-format off: the text of this code is printed
-DDP_SOURCE(loss_of,
-inline at::Tensor loss_of(const at::Tensor& y, const at::Tensor& target, bool mean) {
-  const auto sum = (y - target).pow(2).sum();
-  return mean ? sum / static_cast<double>(std::max<int64_t>(1, y.size(0))) : sum;
-});
-DDP_SOURCE(penalty_of,
-inline at::Tensor penalty_of(const std::vector<at::Tensor>& parameters) {
-  auto sum = torch::zeros({}, torch::kDouble);
-  for (const auto& p : parameters) {
-    if (p.requires_grad()) sum = sum + (p * p.conj()).abs().sum() / 50;
-  }
-  return sum;
-});
-DDP_SOURCE(unique,
-/// Without the second occurrences of tied parameters.
-inline std::vector<at::Tensor> unique(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> result;
-  for (const auto& p : parameters) {
-    const auto same = [&](const at::Tensor& other) { return other.is_same(p); };
-    if (std::none_of(result.begin(), result.end(), same)) result.push_back(p);
-  }
-  return result;
-});
-// clang-format on
+DDP_SOURCE(
+    loss_of, inline at::Tensor loss_of(const at::Tensor& y, const at::Tensor& target, bool mean) {
+      const auto sum = (y - target).pow(2).sum();
+      return mean ? sum / static_cast<double>(std::max<int64_t>(1, y.size(0))) : sum;
+    });
+DDP_SOURCE(
+    penalty_of, inline at::Tensor penalty_of(const std::vector<at::Tensor>& parameters) {
+      auto sum = torch::zeros({}, torch::kDouble);
+      for (const auto& p : parameters) {
+        if (p.requires_grad()) sum = sum + (p * p.conj()).abs().sum() / 50;
+      }
+      return sum;
+    });
+DDP_SOURCE(
+    unique,
+    /// Without the second occurrences of tied parameters.
+    inline std::vector<at::Tensor> unique(const std::vector<at::Tensor>& parameters) {
+      std::vector<at::Tensor> result;
+      for (const auto& p : parameters) {
+        const auto same = [&](const at::Tensor& other) { return other.is_same(p); };
+        if (std::none_of(result.begin(), result.end(), same)) result.push_back(p);
+      }
+      return result;
+    });
 
 /// An optimizer of LibTorch by its label, over groups of parameters.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(

@@ -1,4 +1,5 @@
 // seed=0 clip=2 graph=find_unused layer0=linear layer1=sync_batch_norm layer2=residual optimizer=adamw passes=accumulate reduction=SampleWeighted reload=same
+// clang-format off
 #include <cmath>
 #include <unistd.h>
 
@@ -121,7 +122,7 @@ Sums train0(Rank self) {
   DistributedDataParallel model(std::shared_ptr<Layer>(net), options);
   const auto trained = unique(net->parameters());
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<at::Tensor>{trained[0], trained[1], trained[2], trained[3], trained[4], trained[5]});
+  groups.emplace_back(trained);
   auto optimizer_pointer = std::make_shared<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.01).eps(1e-3));
   auto& optimizer = *optimizer_pointer;
   Checkpointer checkpointer(checkpoints.path(), CheckpointerOptions().process_group(self.group));
@@ -163,7 +164,7 @@ Sums train1(Rank self) {
   DistributedDataParallel model(std::shared_ptr<Layer>(net), options);
   const auto trained = unique(net->parameters());
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<at::Tensor>{trained[0], trained[1], trained[2], trained[3], trained[4], trained[5]});
+  groups.emplace_back(trained);
   auto optimizer_pointer = std::make_shared<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.01).eps(1e-3));
   auto& optimizer = *optimizer_pointer;
   Checkpointer checkpointer(checkpoints.path(), CheckpointerOptions().process_group(self.group));

@@ -48,14 +48,16 @@ class Groups {
       threads.emplace_back([&, rank] {
         const bool two_hosts = backend == "two_hosts";
         const auto& name = two_hosts ? "gloo" : backend == "shm_direct" ? "shm" : backend;
-        auto group = make_process_group(ProcessGroupOptions().backend(name).store(store).rank(rank)
-            .world_size(size).timeout(std::chrono::seconds(8)));
+        auto group = make_process_group(
+            ProcessGroupOptions().backend(name).store(store).rank(rank).world_size(size).timeout(
+                std::chrono::seconds(8)));
         if (two_hosts && size > 2) {
           std::string hosts(static_cast<size_t>(size), 'a');
           std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 'b');
           const auto timeout = std::chrono::seconds(8);
           const auto shared = testing::share_on_hosts(
-              c10::make_intrusive<c10d::PrefixStore>("hosts", store), rank, hosts, timeout, timeout);
+              c10::make_intrusive<c10d::PrefixStore>("hosts", store), rank, hosts, timeout,
+              timeout);
           TORCH_CHECK(shared.backend, shared.why_not);
           const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
           group->setBackend(c10::kCPU, type, shared.backend);
@@ -76,7 +78,8 @@ class Surroundings {
  public:
   explicit Surroundings(const Program& program) : dtype_(torch::get_default_dtype()) {
     if (program.is("dtype", "double")) torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
-    if (program.is("dtype", "bfloat16")) torch::set_default_dtype(caffe2::TypeMeta::Make<c10::BFloat16>());
+    if (program.is("dtype", "bfloat16"))
+      torch::set_default_dtype(caffe2::TypeMeta::Make<c10::BFloat16>());
     if (program.has("locale")) locale_ = std::locale::global(testing::foreign_locale());
     DirectGradient::least_bytes = program.is("backend", "shm_direct") ? 1 : usual_;
   }
@@ -148,7 +151,8 @@ class Job {
     for (auto& thread : threads) thread.join();
     if (!failures_.empty()) groups_.drop(backend, size);
     if (records.size() < own.size()) records.resize(own.size());
-    for (size_t rank = 0; rank < own.size(); ++rank) records[rank].insert(own[rank].begin(), own[rank].end());
+    for (size_t rank = 0; rank < own.size(); ++rank)
+      records[rank].insert(own[rank].begin(), own[rank].end());
   }
 
   const Program& program_;
@@ -157,7 +161,9 @@ class Job {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-std::string difference(const std::string& name, int rank, const at::Tensor& got, const at::Tensor& expected, double allowed) {
+std::string difference(
+    const std::string& name, int rank, const at::Tensor& got, const at::Tensor& expected,
+    double allowed) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
   text << name << " on rank " << rank << ": ";
@@ -183,7 +189,8 @@ std::string difference(const std::string& name, int rank, const at::Tensor& got,
   return text.str();
 }
 
-std::string compare(const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
+std::string compare(
+    const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
   std::string text;
   int lines = 0;
   auto bounds = bounds_of(program, expected);
@@ -191,7 +198,8 @@ std::string compare(const Program& program, const std::vector<Record>& got, cons
     for (const auto& [name, value] : expected[rank]) {
       const auto found = got.at(rank).find(name);
       if (found == got[rank].end()) continue;
-      const auto line = difference(name, static_cast<int>(rank), found->second, value, bounds[rank][name]);
+      const auto line =
+          difference(name, static_cast<int>(rank), found->second, value, bounds[rank][name]);
       if (!line.empty() && ++lines <= 6) text += "\n  " + line;
     }
   }
@@ -200,7 +208,8 @@ std::string compare(const Program& program, const std::vector<Record>& got, cons
     for (const auto& [name, value] : got[rank]) {
       if (name.find(" parameter ") == std::string::npos) continue;
       const auto& first = got[0].find(name);
-      if (!are_equal_after(program, name[0] == 'e' ? program.number("steps") - 1 : std::stoi(name))) continue;
+      if (!are_equal_after(program, name[0] == 'e' ? program.number("steps") - 1 : std::stoi(name)))
+        continue;
       if (first == got[0].end() || !value.defined() || at::equal(first->second, value)) continue;
       if (++lines <= 6) text += "\n  " + name + " is not rank 0's on rank " + std::to_string(rank);
     }
@@ -216,27 +225,34 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
     all += "\n  rank " + std::to_string(rank) + ": " + failure.text.substr(0, 400);
   }
   const auto is_refused = [&](const auto& item) {
-    const auto has = [&](const std::string& part) { return item.second.text.find(part) != std::string::npos; };
+    const auto has = [&](const std::string& part) {
+      return item.second.text.find(part) != std::string::npos;
+    };
     return std::any_of(texts.begin(), texts.end(), has);
   };
   const bool all_threw = static_cast<int>(job.failures_.size()) == size;
   if (all_threw && std::all_of(job.failures_.begin(), job.failures_.end(), is_refused)) return {};
   if (program.has("exception") && texts.size() == 1) {
-    if (static_cast<int>(job.failures_.size()) < size) return {"silence", "an exception on the last rank, and the others go on" + all};
+    if (static_cast<int>(job.failures_.size()) < size)
+      return {"silence", "an exception on the last rank, and the others go on" + all};
     Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
     for (const auto& [rank, failure] : job.failures_) {
       first = std::min(first, failure.at), last = std::max(last, failure.at);
-      const bool ends = program.is("exception", "loop") ||
-                        (program.is("exception", "optimizer") && !program.is("stepping", "in_backward"));
+      const bool ends = program.is("exception", "loop") || (program.is("exception", "optimizer") &&
+                                                            !program.is("stepping", "in_backward"));
       if (!ends && failure.text.find(kDeliberate) == std::string::npos) {
         return {"error", "the cause is not in each text:" + all};
       }
     }
-    if (last - first > std::chrono::seconds(2)) return {"late", "the last rank threw more than 2 s after the first:" + all};
+    if (last - first > std::chrono::seconds(2))
+      return {"late", "the last rank threw more than 2 s after the first:" + all};
     return {};
   }
   if (texts.empty()) return {"error", all};
-  return {"error", (all_threw ? "the documentation says \"" + texts[0] + "\"; got" : "not every rank threw:") + all};
+  return {
+      "error",
+      (all_threw ? "the documentation says \"" + texts[0] + "\"; got" : "not every rank threw:") +
+          all};
 }
 
 Groups& groups() {
@@ -251,7 +267,8 @@ double largest(const std::vector<Record>& records) {
   double result = 0;
   for (const auto& record : records) {
     for (const auto& [name, value] : record) {
-      if (value.defined() && value.numel() > 0) result = std::max(result, value.abs().max().to(torch::kDouble).item<double>());
+      if (value.defined() && value.numel() > 0)
+        result = std::max(result, value.abs().max().to(torch::kDouble).item<double>());
     }
   }
   return result;
@@ -262,7 +279,8 @@ std::map<std::string, double> reference_sums(const Program& program) {
   const auto records = reference(program);
   const std::string prefix = "end parameter ";
   for (const auto& [name, value] : records.at(0)) {
-    if (name.compare(0, prefix.size(), prefix) == 0) result[name.substr(prefix.size())] = checksum(value);
+    if (name.compare(0, prefix.size(), prefix) == 0)
+      result[name.substr(prefix.size())] = checksum(value);
   }
   return result;
 }
@@ -282,8 +300,10 @@ Outcome run_here(const Program& program, const std::string& trace) {
   job.run(folder ? folder->path() : "");
   if (!job.failures_.empty()) return judge_failures(program, job, program.number("ranks"));
   const auto texts = refusals(program, /*certain=*/true);
-  if (program.has("exception") && refusals(program).empty()) return {"silence", "an exception was lost"};
-  if (!texts.empty()) return {"silence", "the documentation says \"" + texts[0] + "\", and no rank threw"};
+  if (program.has("exception") && refusals(program).empty())
+    return {"silence", "an exception was lost"};
+  if (!texts.empty())
+    return {"silence", "the documentation says \"" + texts[0] + "\", and no rank threw"};
   const auto differences = compare(program, job.records, expected);
   return differences.empty() ? Outcome{} : Outcome{"values", differences};
 }

@@ -1,6 +1,6 @@
-// One process, in double, with LibTorch alone: each rank's rows go through a copy of the model; layers that
-// see all ranks get them together. A step's gradient is the sum over ranks of weight x gradient of the rank's
-// loss, which reaches all copies.
+// One process, in double, with LibTorch alone: each rank's rows go through a copy of the model;
+// layers that see all ranks get them together. A step's gradient is the sum over ranks of weight x
+// gradient of the rank's loss, which reaches all copies.
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,10 @@ namespace {
 class Copies {
  public:
   Copies(const Program& program, Noise& noise)
-      : program_(program), precision_(precision_of(program)), noise_(noise), labels_(program.layers()) {}
+      : program_(program),
+        precision_(precision_of(program)),
+        noise_(noise),
+        labels_(program.layers()) {}
 
   struct Copy {
     std::shared_ptr<Net> net = std::make_shared<Net>();
@@ -35,13 +38,15 @@ class Copies {
   void set_ranks(int ranks) {
     while (static_cast<int>(nets_.size()) < ranks) {
       auto [net, layers] = make();
-      if (program_.has("tied_table")) net->register_module("table", tables_.emplace_back(std::make_shared<Table>()));
+      if (program_.has("tied_table"))
+        net->register_module("table", tables_.emplace_back(std::make_shared<Table>()));
       net->to(precision_.module);
       set_values(*net, 1);
       if (!tables_.empty()) tables_.back()->weight.set_data(values(5, {4, 4}));
       if (!nets_.empty()) copy(*nets_[0], *net);
       for (auto& buffer : net->buffers()) {
-        if (precision_.buffers && buffer.is_floating_point()) buffer.set_data(buffer.to(*precision_.buffers));
+        if (precision_.buffers && buffer.is_floating_point())
+          buffer.set_data(buffer.to(*precision_.buffers));
       }
       nets_.push_back(net);
       layers_.push_back(layers);
@@ -58,7 +63,8 @@ class Copies {
     for (auto& own : x) {
       if (precision_.casts_inputs) own = own.to(precision_.forward);
     }
-    for (size_t rank = 0; rank < tables_.size(); ++rank) x[rank] = x[rank].matmul(tables_[rank]->weight);
+    for (size_t rank = 0; rank < tables_.size(); ++rank)
+      x[rank] = x[rank].matmul(tables_[rank]->weight);
     for (size_t i = 0; i < labels_.size(); ++i) {
       std::vector<std::shared_ptr<Layer>> copies;
       for (size_t rank = 0; rank < nets_.size(); ++rank) {
@@ -72,11 +78,14 @@ class Copies {
         for (size_t rank = 0; rank < x.size(); ++rank) x[rank] = copies[rank]->forward(x[rank]);
       }
     }
-    for (size_t rank = 0; rank < tables_.size(); ++rank) x[rank] = x[rank].matmul(tables_[rank]->weight.t());
+    for (size_t rank = 0; rank < tables_.size(); ++rank)
+      x[rank] = x[rank].matmul(tables_[rank]->weight.t());
     return x;
   }
 
-  std::vector<at::Tensor> parameters(size_t rank) const { return unique(nets_[rank]->parameters()); }
+  std::vector<at::Tensor> parameters(size_t rank) const {
+    return unique(nets_[rank]->parameters());
+  }
   Net& net(size_t rank = 0) { return *nets_[rank]; }
   size_t size() const { return nets_.size(); }
   std::vector<std::shared_ptr<Layer>>& layers(size_t rank) { return layers_[rank]; }
@@ -87,9 +96,11 @@ class Copies {
   /// Copies parameters and, if asked, buffers of one copy to another.
   static void copy(Net& from, Net& to, bool buffers = true) {
     const torch::NoGradGuard no_grad;
-    for (const auto& item : from.named_parameters()) to.named_parameters()[item.key()].copy_(item.value());
+    for (const auto& item : from.named_parameters())
+      to.named_parameters()[item.key()].copy_(item.value());
     if (!buffers) return;
-    for (const auto& item : from.named_buffers()) to.named_buffers()[item.key()].copy_(item.value());
+    for (const auto& item : from.named_buffers())
+      to.named_buffers()[item.key()].copy_(item.value());
   }
 
  private:
@@ -109,7 +120,8 @@ class Copies {
         noise_.add(to[i], precision_.of_forward);
         to[i].set_requires_grad(from[i].requires_grad());
       }
-      for (auto& item : copy.net->named_buffers()) item.value().set_data(nets_[rank]->named_buffers()[item.key()]);
+      for (auto& item : copy.net->named_buffers())
+        item.value().set_data(nets_[rank]->named_buffers()[item.key()]);
       cast.emplace_back(rank, unique(to));
       result.push_back(copy.layers);
     }
@@ -133,13 +145,18 @@ class Copies {
 class Reference {
  public:
   Reference(const Program& program, uint64_t noise)
-      : program_(program), precision_(precision_of(program)), noise_(noise), copies_(program, noise_), averages_(program, noise_) {}
+      : program_(program),
+        precision_(precision_of(program)),
+        noise_(noise),
+        copies_(program, noise_),
+        averages_(program, noise_) {}
 
   std::vector<Record> run() {
     copies_.set_ranks(axes_of(program_, 0).dp);
     averages_.begin(of_all());
     for (size_t rank = 0; rank < steppers(); ++rank) {
-      optimizers_.push_back(make_optimizer(program_.label("optimizer"), param_groups(program_, copies_.parameters(rank), 0)));
+      optimizers_.push_back(make_optimizer(
+          program_.label("optimizer"), param_groups(program_, copies_.parameters(rank), 0)));
       scales_.push_back(program_.is("precision", "half") ? 64 : 65536);
     }
     for (int step = 0; step < program_.number("steps"); ++step) {
@@ -176,7 +193,9 @@ class Reference {
     return result;
   }
 
-  bool active(int step, size_t rank) const { return has_input(program_, step, static_cast<int>(rank)); }
+  bool active(int step, size_t rank) const {
+    return has_input(program_, step, static_cast<int>(rank));
+  }
 
   void run_step(int step) {
     if (step == 1 && program_.is("change", "summoned")) {
@@ -198,7 +217,8 @@ class Reference {
     const auto passes = passes_of(program_, step);
     const auto forward_of = [&](int batch) { losses[batch] = forward(step, batch); };
     if (forwards_come_first(program_)) {
-      for (const auto& pass : passes) std::for_each(pass.batches.begin(), pass.batches.end(), forward_of);
+      for (const auto& pass : passes)
+        std::for_each(pass.batches.begin(), pass.batches.end(), forward_of);
     }
     OfRanks waiting(copies_.size());  // sums of losses since the last averaged pass
     for (const auto& pass : passes) {
@@ -219,7 +239,8 @@ class Reference {
       if (active(step, rank) && is_finite(rank)) note_gradients(step, rank);
     }
     for (size_t rank = 0; rank < steppers(); ++rank) take_step(step, rank);
-    for (size_t rank = 1; rank < copies_.size() && !drifts(program_); ++rank) Copies::copy(copies_.net(), copies_.net(rank), false);
+    for (size_t rank = 1; rank < copies_.size() && !drifts(program_); ++rank)
+      Copies::copy(copies_.net(), copies_.net(rank), false);
     if (program_.is("training", "averager|diloco")) averages_.after_step(step, of_all());
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
       if (active(step, rank)) note_values(std::to_string(step), rank);
@@ -244,7 +265,8 @@ class Reference {
     const bool steps = is_finite(rank);
     if (!steps) scales_[rank] /= 2;
     bool clips = true;
-    for (size_t other = 0; other < copies_.size(); ++other) clips = clips && !overflows(program_, step, static_cast<int>(other));
+    for (size_t other = 0; other < copies_.size(); ++other)
+      clips = clips && !overflows(program_, step, static_cast<int>(other));
     if (clips) clip(parameters);
     if (!steps) return;
     optimizers_[rank]->step();
@@ -260,7 +282,8 @@ class Reference {
     const auto rows = rows_of(program_, step, batch);
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
       const auto seed = data_seed(step, batch, static_cast<int>(rank));
-      const auto input = values(seed, {rows[rank], 4}).to(precision_.module), target = values(seed + 5, {rows[rank], 4});
+      const auto input = values(seed, {rows[rank], 4}).to(precision_.module),
+                 target = values(seed + 5, {rows[rank], 4});
       const auto parts = is_pipeline(program_, step) ? program_.number("microbatches") : 1;
       inputs.resize(parts), targets.resize(parts);
       for (int64_t i = 0; i < parts; ++i) {
@@ -272,13 +295,19 @@ class Reference {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const auto own = losses_of(step, inputs[i], targets[i]);
       for (size_t rank = 0; rank < own.size(); ++rank) {
-        const double share = program_.is("loss", "sum") || inputs.size() == 1 ? 1 : static_cast<double>(inputs[i][rank].size(0)) / static_cast<double>(rows[rank]);
-        losses[rank] = losses[rank].defined() ? losses[rank] + own[rank] * share : own[rank] * share;
+        const double share =
+            program_.is("loss", "sum") || inputs.size() == 1
+                ? 1
+                : static_cast<double>(inputs[i][rank].size(0)) / static_cast<double>(rows[rank]);
+        losses[rank] =
+            losses[rank].defined() ? losses[rank] + own[rank] * share : own[rank] * share;
       }
     }
     for (size_t rank = 0; rank < losses.size(); ++rank) {
       if (active(step, rank)) {
-        note(records_[rank], std::to_string(step) + " loss of batch " + std::to_string(batch), losses[rank]);
+        note(
+            records_[rank], std::to_string(step) + " loss of batch " + std::to_string(batch),
+            losses[rank]);
       }
     }
     return losses;
@@ -288,11 +317,13 @@ class Reference {
   OfRanks losses_of(int step, const OfRanks& inputs, const OfRanks& targets) {
     OfRanks penalties(copies_.size());
     const auto penalize = [&] {
-      for (size_t rank = 0; rank < penalties.size(); ++rank) penalties[rank] = penalty_of(copies_.parameters(rank));
+      for (size_t rank = 0; rank < penalties.size(); ++rank)
+        penalties[rank] = penalty_of(copies_.parameters(rank));
     };
     if (program_.is("penalty", "before")) penalize();
     const bool casts = precision_.autocast;
-    if (casts) at::autocast::increment_nesting(), at::autocast::set_autocast_enabled(at::kCPU, true);
+    if (casts)
+      at::autocast::increment_nesting(), at::autocast::set_autocast_enabled(at::kCPU, true);
     auto outputs = copies_.forward(inputs, step);
     if (casts) {
       at::autocast::set_autocast_enabled(at::kCPU, false);
@@ -330,7 +361,8 @@ class Reference {
       all += static_cast<double>(samples_[rank]);
     }
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
-      const auto size = static_cast<double>(std::count(regions.begin(), regions.end(), regions[rank]));
+      const auto size =
+          static_cast<double>(std::count(regions.begin(), regions.end(), regions[rank]));
       double weight = 1 / (program_.is("join", "by_active") ? active_ranks : size);
       if (program_.is("reduction", "Sum")) weight = 1;
       if (program_.is("reduction", "SampleWeighted")) {
@@ -363,13 +395,15 @@ class Reference {
     std::vector<std::pair<size_t, size_t>> of;  // the rank of each leaf, and its parameter's number
     const auto add = [&](size_t rank, const std::vector<at::Tensor>& parameters) {
       for (size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].requires_grad()) leaves.push_back(parameters[i]), of.emplace_back(rank, i);
+        if (parameters[i].requires_grad())
+          leaves.push_back(parameters[i]), of.emplace_back(rank, i);
       }
     };
     for (size_t rank = 0; rank < copies_.size(); ++rank) add(rank, copies_.parameters(rank));
     for (const auto& [rank, parameters] : copies_.cast) add(rank, parameters);
     leaves.push_back(extra_);
-    const auto gradients = torch::autograd::grad({total}, leaves, {}, /*retain_graph=*/true, false, true);
+    const auto gradients =
+        torch::autograd::grad({total}, leaves, {}, /*retain_graph=*/true, false, true);
     const auto regions = regions_of(program_, step);
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (!gradients[i].defined()) continue;
@@ -384,7 +418,8 @@ class Reference {
         if (regions[other] != regions[rank]) continue;
         const auto parameter = copies_.parameters(other)[number];
         auto own = gradients[i].to_dense().to(parameter.scalar_type(), false, /*copy=*/true);
-        noise_.add(own, precision_.of_gradients, program_.is("precision", "half") ? kOfFloat * 4 : 0);
+        noise_.add(
+            own, precision_.of_gradients, program_.is("precision", "half") ? kOfFloat * 4 : 0);
         if (program_.has("scaler")) own /= scales_[stepper_of(other)];
         auto& gradient = parameter.mutable_grad();
         gradient = gradient.defined() ? gradient + own : own;
@@ -415,9 +450,11 @@ class Reference {
   }
 
   void note_gradients(int step, size_t rank) {
-    if (extra_.grad().defined()) note(records_[rank], std::to_string(step) + " gradient of extra", extra_.grad());
+    if (extra_.grad().defined())
+      note(records_[rank], std::to_string(step) + " gradient of extra", extra_.grad());
     for (const auto& item : copies_.net(stepper_of(rank)).named_parameters()) {
-      note(records_[rank], std::to_string(step) + " gradient of " + item.key(), item.value().grad());
+      note(
+          records_[rank], std::to_string(step) + " gradient of " + item.key(), item.value().grad());
     }
   }
   void note_values(const std::string& when, size_t rank) {
@@ -444,6 +481,8 @@ class Reference {
 
 }  // namespace
 
-std::vector<Record> reference(const Program& program, uint64_t noise) { return Reference(program, noise).run(); }
+std::vector<Record> reference(const Program& program, uint64_t noise) {
+  return Reference(program, noise).run();
+}
 
 }  // namespace ddp::differential

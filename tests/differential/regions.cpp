@@ -13,11 +13,14 @@ bool is_wrapped(const Program& program) {
 std::vector<int> regions_of(const Program& program, int step) {
   std::vector<int> result;
   const bool after = step > 0;  // start_iter is 1
-  const bool pairs = program.is("regions", "pairs") || (program.is("hook", "post_local_pairs") && after);
-  const bool alone = program.is("hook", "noop") || (program.is("hook", "post_local_sgd") && after) ||
+  const bool pairs =
+      program.is("regions", "pairs") || (program.is("hook", "post_local_pairs") && after);
+  const bool alone = program.is("hook", "noop") ||
+                     (program.is("hook", "post_local_sgd") && after) ||
                      (program.is("training", "averager") && !program.has("hook")) ||
                      (program.is("training", "diloco") && program.is("regions", "each"));
-  for (int rank = 0; rank < axes_of(program, step).dp; ++rank) result.push_back(alone ? rank : pairs ? rank / 2 : 0);
+  for (int rank = 0; rank < axes_of(program, step).dp; ++rank)
+    result.push_back(alone ? rank : pairs ? rank / 2 : 0);
   return result;
 }
 
@@ -74,7 +77,8 @@ void write(const std::vector<at::Tensor>& parameters, const at::Tensor& flat) {
 bool are_equal_after(const Program& program, int step) {
   if (!drifts(program)) return true;
   if (program.is("training", "averager")) {
-    return averages_all(program, step) || (step == 0 && program.is("hook", "post_local_sgd|post_local_pairs"));
+    return averages_all(program, step) ||
+           (step == 0 && program.is("hook", "post_local_sgd|post_local_pairs"));
   }
   return program.is("outer", "each_step") || (program.is("outer", "plain") && step == 1);
 }
@@ -94,7 +98,8 @@ void Averages::average(const OfAll& ranks, size_t first, size_t size) {
     const auto own = flat_of(ranks[rank]);
     sum = sum.defined() ? sum + own : own;
   }
-  for (size_t rank = first; rank < first + size; ++rank) write(ranks[rank], sum / static_cast<double>(size));
+  for (size_t rank = first; rank < first + size; ++rank)
+    write(ranks[rank], sum / static_cast<double>(size));
 }
 
 void Averages::after_step(int step, const OfAll& ranks) {
@@ -114,7 +119,9 @@ void Averages::after_step(int step, const OfAll& ranks) {
     from_ = outer_.numel() * f / outer.fragments;
     const auto size = outer_.numel() * (f + 1) / outer.fragments - from_;
     mean_ = torch::zeros({size}, torch::kDouble);
-    const double of_wire = program_.is("wire", "float32") ? kOfFloat : program_.is("wire", "int8") ? 1.0 / 127 : kOfBFloat16;
+    const double of_wire = program_.is("wire", "float32") ? kOfFloat
+                           : program_.is("wire", "int8")  ? 1.0 / 127
+                                                          : kOfBFloat16;
     for (const auto& parameters : ranks) {
       auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
       noise_.add(own, 4 * of_wire, kOfFloat * outer_.abs().max().item<double>());
@@ -127,7 +134,8 @@ void Averages::after_step(int step, const OfAll& ranks) {
 
 void Averages::arrive(const OfAll& ranks) {
   const auto options = outer_of(program_);
-  auto outer = outer_.narrow(0, from_, mean_.numel()), momentum = momentum_.narrow(0, from_, mean_.numel());
+  auto outer = outer_.narrow(0, from_, mean_.numel()),
+       momentum = momentum_.narrow(0, from_, mean_.numel());
   momentum.mul_(options.momentum).add_(mean_);
   outer.sub_(options.nesterov ? mean_ + momentum * options.momentum : momentum, options.rate);
   noise_.add(outer, 2 * kOfFloat);

@@ -23,7 +23,8 @@ Precision precision_of(const Program& program) {
   result.of_gradients = std::max(result.of_gradients, result.of_forward);
   // Each rank's gradients are cast and divided, and sums of up to all of them are rounded.
   const double ranks = program.number("ranks");
-  const bool reduces_low = !is_sharded && (label == "bf16" || label == "bf16_buffers" || label == "half");
+  const bool reduces_low =
+      !is_sharded && (label == "bf16" || label == "bf16_buffers" || label == "half");
   if (reduces_low || label == "reduce_bf16" || label == "bf16_reduced") {
     result.of_gradients = (ranks + 2) * (label == "half" ? kOfHalf : kOfBFloat16);
   }
@@ -51,29 +52,38 @@ std::vector<std::map<std::string, double>> bounds_of(
     const Program& program, const std::vector<Record>& expected) {
   std::vector<std::map<std::string, double>> bounds(expected.size());
   const auto precision = precision_of(program);
-  const bool rounds = precision.of_forward > 0 || precision.of_gradients > 0 || program.is("training", "diloco");
+  const bool rounds =
+      precision.of_forward > 0 || precision.of_gradients > 0 || program.is("training", "diloco");
   for (uint64_t seed = 1; rounds && seed <= 3; ++seed) {
     const auto noisy = reference(program, seed);
     for (size_t rank = 0; rank < expected.size(); ++rank) {
       for (const auto& [name, value] : expected[rank]) {
         const auto found = noisy[rank].find(name);
-        if (!value.defined() || value.numel() == 0 || found == noisy[rank].end() || !found->second.defined()) continue;
-        const auto difference = (found->second.to(torch::kComplexDouble) - value.to(torch::kComplexDouble)).abs();
+        if (!value.defined() || value.numel() == 0 || found == noisy[rank].end() ||
+            !found->second.defined())
+          continue;
+        const auto difference =
+            (found->second.to(torch::kComplexDouble) - value.to(torch::kComplexDouble)).abs();
         auto& bound = bounds[rank][name];
         bound = std::max(bound, 8 * difference.max().item<double>());
         // A rounding that the three noises have not met.
-        if (name.find(" parameter ") == std::string::npos) bound = std::max(bound, 4 * precision.of_forward * value.abs().max().item<double>());
+        if (name.find(" parameter ") == std::string::npos)
+          bound = std::max(bound, 4 * precision.of_forward * value.abs().max().item<double>());
         // What is stored in few bits.
-        if (value.is_floating_point() && value.scalar_type() != torch::kDouble) bound += value.abs().max().item<double>() * 1e-6;
+        if (value.is_floating_point() && value.scalar_type() != torch::kDouble)
+          bound += value.abs().max().item<double>() * 1e-6;
       }
     }
   }
   // A compressed step: only that replicas are equal.
-  const int known = program.is("hook", "power_sgd|power_sgd_bf16") ? 2 : program.is("hook", "top_k_half") ? 0 : 9;
+  const int known = program.is("hook", "power_sgd|power_sgd_bf16") ? 2
+                    : program.is("hook", "top_k_half")             ? 0
+                                                                   : 9;
   const bool is_end_known = program.number("steps") <= known;
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     for (const auto& [name, value] : expected[rank]) {
-      const bool is_of_forward = name.find(" loss ") != std::string::npos || name.find(" buffer ") != std::string::npos;
+      const bool is_of_forward =
+          name.find(" loss ") != std::string::npos || name.find(" buffer ") != std::string::npos;
       const bool is_end = name.compare(0, 3, "end") == 0;
       if (is_end ? !is_end_known : std::stoi(name) - (is_of_forward ? 1 : 0) >= known) {
         bounds[rank][name] = std::numeric_limits<double>::infinity();

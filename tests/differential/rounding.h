@@ -1,4 +1,5 @@
-// What rounds in a program, which of its ranks train by themselves, and what that does to its values.
+// What rounds in a program, which of its ranks train by themselves, and what that does to its
+// values.
 #pragma once
 
 #include <map>
@@ -10,7 +11,8 @@
 
 namespace ddp::differential {
 
-constexpr double kOfHalf = 1.0 / (1 << 11), kOfBFloat16 = 1.0 / (1 << 8), kOfFloat = 1.0 / (1 << 24);
+constexpr double kOfHalf = 1.0 / (1 << 11), kOfBFloat16 = 1.0 / (1 << 8),
+                 kOfFloat = 1.0 / (1 << 24);
 
 /// The dtypes of a program, and the relative errors of what it computes and sends.
 struct Precision {
@@ -35,8 +37,8 @@ class Noise {
   uint64_t seed_;
 };
 
-/// By rank and name, how far a value may be from the reference: what three noises do to it, times 8. Infinite
-/// for what the reference does not know.
+/// By rank and name, how far a value may be from the reference: what three noises do to it,
+/// times 8. Infinite for what the reference does not know.
 std::vector<std::map<std::string, double>> bounds_of(
     const Program& program, const std::vector<Record>& expected);
 

@@ -1,5 +1,5 @@
-#include "differential/rounding.h"
 #include "differential/run.h"
+#include "differential/rounding.h"
 #include "differential/training/optimizers.h"
 
 #include <unistd.h>
@@ -10,35 +10,43 @@
 namespace ddp::differential {
 namespace {
 
-// clang-format off: the text of this code is printed
-DDP_SOURCE(add_gathered,
-/// Adds to a loss a product with the outputs of all ranks.
-inline at::Tensor add_gathered(const at::Tensor& loss, const at::Tensor& y, const ProcessGroup& group) {
-  const auto own = y.sum(0, true);
-  return loss + (functional::all_gather(own, 0, group) * own).sum() / 8;
-});
-DDP_SOURCE(Throwing,
-/// SGD that throws where it is told to.
-struct Throwing : torch::optim::SGD {
-  explicit Throwing(const std::vector<torch::optim::OptimizerParamGroup>& groups, const bool* throws = nullptr)
-      : torch::optim::SGD(groups, torch::optim::SGDOptions(0.1)), throws(throws) {}
-  at::Tensor step(LossClosure closure = nullptr) override {
-    if (*throws) throw std::runtime_error("deliberate");
-    return torch::optim::SGD::step(std::move(closure));
-  }
-  const bool* throws;
-});
+DDP_SOURCE(
+    add_gathered,
+    /// Adds to a loss a product with the outputs of all ranks.
+    inline at::Tensor add_gathered(
+        const at::Tensor& loss, const at::Tensor& y, const ProcessGroup& group) {
+      const auto own = y.sum(0, true);
+      return loss + (functional::all_gather(own, 0, group) * own).sum() / 8;
+    });
+DDP_SOURCE(
+    Throwing,
+    /// SGD that throws where it is told to.
+    struct Throwing
+    : torch::optim::SGD {
+      explicit Throwing(
+          const std::vector<torch::optim::OptimizerParamGroup>& groups,
+          const bool* throws = nullptr)
+          : torch::optim::SGD(groups, torch::optim::SGDOptions(0.1)), throws(throws) {}
+      at::Tensor step(LossClosure closure = nullptr) override {
+        if (*throws) throw std::runtime_error("deliberate");
+        return torch::optim::SGD::step(std::move(closure));
+      }
+      const bool* throws;
+    });
 DDP_SOURCE(ThrowsInBackward,
 struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
-    throw std::runtime_error("deliberate");
-  }
-});
-// clang-format on
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x.clone();
+}  // namespace
+static torch::autograd::variable_list backward(
+    torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  throw std::runtime_error("deliberate");
+}
+}  // namespace ddp::differential
+);
 
 bool begins_equal(const RankRun& run) {
-  return run.program.is("buffers_of", "rank_0_later") || run.program.is("sharding", "ignored") || run.label() == "pipeline" || run.label() == "averager";
+  return run.program.is("buffers_of", "rank_0_later") || run.program.is("sharding", "ignored") ||
+         run.label() == "pipeline" || run.label() == "averager";
 }
 
 /// The layers of a program, as one rank makes them.
@@ -49,7 +57,8 @@ void build_net(RankRun& run) {
   const auto labels = run.program.layers();
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto& kind = layer_kinds().at(labels[i]);
-    if (!kind.whole_source.empty()) run.trace.use("use_clone"), run.trace.use("padded"), run.trace.use("attend");
+    if (!kind.whole_source.empty())
+      run.trace.use("use_clone"), run.trace.use("padded"), run.trace.use("attend");
     run.trace.use(kind.source);
     run.trace.say("net->add(\"" + layer_name(i) + "\", " + kind.call + ");");
     run.layers.push_back(kind.make(kind.whole_source.empty() ? run.self : run.tp, run.layers));
@@ -106,22 +115,28 @@ std::unique_ptr<Training> wrap(RankRun& run) {
 std::vector<std::pair<std::string, at::Tensor>> Training::whole() {
   if (run_.program.has("mesh")) return gathered(run_, wrapper());
   std::vector<std::pair<std::string, at::Tensor>> result;
-  for (const auto& item : run_.net->named_parameters()) result.emplace_back(plain_name(item.key()), item.value());
+  for (const auto& item : run_.net->named_parameters())
+    result.emplace_back(plain_name(item.key()), item.value());
   return result;
 }
 
-std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() { return run_.make_optimizer(); }
+std::unique_ptr<torch::optim::Optimizer> Training::make_optimizer() {
+  return run_.make_optimizer();
+}
 
 std::vector<torch::optim::OptimizerParamGroup> RankRun::make_groups() {
   trace.use("unique");
-  trace.say("const auto trained = unique(net->parameters()); std::vector<torch::optim::OptimizerParamGroup> groups;");
+  trace.say(
+      "const auto trained = unique(net->parameters()); "
+      "std::vector<torch::optim::OptimizerParamGroup> groups;");
   const auto trained = unique(net->parameters());
   const bool all = !program.is("groups", "two|reversed|reversed_later");
   if (all) trace.say("groups.emplace_back(trained);");
   for (const auto& group : groups_of(program, trained.size(), first_step)) {
     if (all) break;
     std::string members;
-    for (const size_t i : group) members += (members.empty() ? "trained[" : ", trained[") + std::to_string(i) + "]";
+    for (const size_t i : group)
+      members += (members.empty() ? "trained[" : ", trained[") + std::to_string(i) + "]";
     trace.say("groups.emplace_back(std::vector<at::Tensor>{" + members + "});");
   }
   return param_groups(program, trained, first_step);
@@ -131,15 +146,17 @@ std::unique_ptr<torch::optim::Optimizer> RankRun::make_optimizer() {
   const auto groups = make_groups();
   if (program.is("exception", "optimizer")) {
     trace.use("Throwing");
-    trace.say("auto optimizer_pointer = std::make_shared<Throwing>(groups); auto& optimizer = *optimizer_pointer;");
+    trace.say(
+        "auto optimizer_pointer = std::make_shared<Throwing>(groups); auto& optimizer = "
+        "*optimizer_pointer;");
     return std::make_unique<Throwing>(groups, &optimizer_throws);
   }
   const auto& label = program.label("optimizer");
-#define MAKE(name, type, options)                                                            \
-  if (label == (name)) {                                                                     \
+#define MAKE(name, type, options)                                                             \
+  if (label == (name)) {                                                                      \
     trace.say("auto optimizer_pointer = std::make_shared<" #type ">(groups, " #options ");"); \
-    trace.say("auto& optimizer = *optimizer_pointer;");                                      \
-    return std::make_unique<type>(groups, options);                                          \
+    trace.say("auto& optimizer = *optimizer_pointer;");                                       \
+    return std::make_unique<type>(groups, options);                                           \
   }
   DDP_OPTIMIZERS(MAKE)
 #undef MAKE
@@ -160,7 +177,8 @@ void Training::clip(torch::optim::Optimizer& optimizer) {
   if (label == "inf") DDP_DO(run_.trace, clip_grad_norm_(optimizer, 0.5, INFINITY));
   if (label == "value") DDP_DO(run_.trace, clip_grad_value_(optimizer, 0.1));
   auto& net = run_.net;
-  if (label == "torch") DDP_DO(run_.trace, torch::nn::utils::clip_grad_norm_(unique(net->parameters()), 0.5));
+  if (label == "torch")
+    DDP_DO(run_.trace, torch::nn::utils::clip_grad_norm_(unique(net->parameters()), 0.5));
 }
 
 void Training::join(const std::function<void()>& body) { body(); }
@@ -169,7 +187,9 @@ void Training::step(torch::optim::Optimizer& optimizer) { DDP_DO(run_.trace, opt
 void RankRun::add_calls() {
   if (program.is("penalty", "inside")) {
     trace.use("penalty_of");
-    DDP_DO(trace, net->calls.emplace_back([net = net.get()](at::Tensor x) { return x + penalty_of(unique(net->parameters())); }));
+    DDP_DO(trace, net->calls.emplace_back([net = net.get()](at::Tensor x) {
+      return x + penalty_of(unique(net->parameters()));
+    }));
   }
   if (program.is("exception", "forward")) {
     net->calls.emplace_back([this](at::Tensor x) {
@@ -184,7 +204,8 @@ void RankRun::make_scaler() {
   GradScalerOptions scaler_options;
   trace.say("GradScalerOptions scaler_options;");
   const bool sharded = label() == "fsdp";
-  if (sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group, pp.group, tp.group}));
+  if (sharded && pp.group)
+    DDP_DO(trace, scaler_options.found_inf_groups({self.group, pp.group, tp.group}));
   if (!sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({pp.group, tp.group}));
   if (sharded && !pp.group) DDP_DO(trace, scaler_options.found_inf_groups({self.group}));
   if (program.is("precision", "half")) DDP_DO(trace, scaler_options.init_scale(64));
@@ -222,7 +243,10 @@ std::string world_name(const RankRun& run) { return run.pp.group ? "world" : "se
 /// Changes the process's working folder, while all ranks wait.
 void RankRun::change_folder(const std::string& path) {
   const std::string all = world_name(*this);
-  trace.say("barrier(" + all + ".group); if (" + all + ".rank == 0) TORCH_CHECK(chdir(" + (path == "/" ? "\"/\"" : "checkpoints.path().c_str()") + ") == 0); barrier(" + all + ".group);");
+  trace.say(
+      "barrier(" + all + ".group); if (" + all + ".rank == 0) TORCH_CHECK(chdir(" +
+      (path == "/" ? "\"/\"" : "checkpoints.path().c_str()") + ") == 0); barrier(" + all +
+      ".group);");
   barrier(world.group);
   if (world.rank == 0) TORCH_CHECK(::chdir(path.c_str()) == 0, "chdir");
   barrier(world.group);
@@ -235,12 +259,18 @@ void RankRun::run() {
     const bool moves = program.is("folder", "changes");
     const auto path = moves ? "checkpoints" : folder;
     if (moves) change_folder(folder);
-    trace.say("Checkpointer checkpointer(" + std::string(moves ? "\"checkpoints\"" : "checkpoints.path()") + ", CheckpointerOptions().process_group(" + world_name(*this) + ".group));");
-    checkpointer = std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(world.group));
+    trace.say(
+        "Checkpointer checkpointer(" +
+        std::string(moves ? "\"checkpoints\"" : "checkpoints.path()") +
+        ", CheckpointerOptions().process_group(" + world_name(*this) + ".group));");
+    checkpointer =
+        std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(world.group));
     training->add_to(*checkpointer);
     trace.say(training->parts() + (scaler ? " checkpointer.add(\"scaler\", scaler);" : ""));
     if (scaler) checkpointer->add("scaler", *scaler);
-    if (schedule) trace.say("checkpointer.add(\"schedule\", *schedule);"), checkpointer->add("schedule", *schedule);
+    if (schedule)
+      trace.say("checkpointer.add(\"schedule\", *schedule);"),
+          checkpointer->add("schedule", *schedule);
     if (first_step > 0) {
       trace.say("checkpointer.load_latest();");
       TORCH_CHECK(checkpointer->load_latest(), "the checkpoint is lost");
@@ -253,7 +283,8 @@ void RankRun::run() {
       if (!has_input(program, step, self.rank)) break;
       if (program.has("join")) {
         std::vector<int64_t> ends;
-        for (int rank = 0; rank < self.size; ++rank) ends.push_back(has_input(program, step, rank) ? 0 : 1);
+        for (int rank = 0; rank < self.size; ++rank)
+          ends.push_back(has_input(program, step, rank) ? 0 : 1);
         trace.say("if (" + of_rank(ends) + ") return;");
       }
       run_step(step);
@@ -289,26 +320,36 @@ void RankRun::run_step(int step) {
   optimizer_throws = throws(*this, step, "optimizer");
   if (program.has("unused")) {
     std::vector<int64_t> used;
-    for (int rank = 0; rank < self.size; ++rank) used.push_back(uses_sometimes(program, step, rank) ? 1 : 0);
-    trace.say("for (auto& m : net->children()) std::dynamic_pointer_cast<Layer>(m)->used = " + of_rank(used) + ";");
+    for (int rank = 0; rank < self.size; ++rank)
+      used.push_back(uses_sometimes(program, step, rank) ? 1 : 0);
+    trace.say(
+        "for (auto& m : net->children()) std::dynamic_pointer_cast<Layer>(m)->used = " +
+        of_rank(used) + ";");
   }
   run_passes(step);
   if (program.is("sharding", "ignored")) {
     auto& group = self.group;
-    DDP_DO(trace, for (auto& p : net->children()[0]->parameters()) if (p.grad().defined()) all_reduce(p.mutable_grad(), c10d::ReduceOp::AVG, group));
+    DDP_DO(
+        trace, for (auto& p
+                    : net->children()[0]->parameters()) if (p.grad().defined())
+                   all_reduce(p.mutable_grad(), c10d::ReduceOp::AVG, group));
   }
   if (throws(*this, step, "loop")) throw std::runtime_error(kDeliberate);
   bool overflows = false;
-  for (int rank = 0; rank < self.size; ++rank) overflows = overflows || differential::overflows(program, step, rank);
+  for (int rank = 0; rank < self.size; ++rank)
+    overflows = overflows || differential::overflows(program, step, rank);
   if (scaler) {
     auto& scaler = *this->scaler;
     DDP_DO(trace, scaler.unscale_(optimizer));
   }
-  if (extra.defined()) note(record, std::to_string(step) + " gradient of extra", extra.grad()), extra.mutable_grad().reset();
+  if (extra.defined())
+    note(record, std::to_string(step) + " gradient of extra", extra.grad()),
+        extra.mutable_grad().reset();
   if (!overflows && training->has_whole_gradients()) {
     for (const auto& item : net->named_parameters()) {
       const auto name = plain_name(item.key());
-      if (parameters_cut.count(name) == 0) note(record, std::to_string(step) + " gradient of " + name, item.value().grad());
+      if (parameters_cut.count(name) == 0)
+        note(record, std::to_string(step) + " gradient of " + name, item.value().grad());
     }
   }
   if (!overflows) training->clip(optimizer);
@@ -333,7 +374,9 @@ void RankRun::forward(int step, int batch) {
   const auto seed = data_seed(step, batch, self.rank);
   const auto text = "values(" + std::to_string(data_seed(step, batch, 0)) + " + self.rank";
   trace.use("values");
-  trace.say("auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4})" + cast_of_input(program) + ";");
+  trace.say(
+      "auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4})" + cast_of_input(program) +
+      ";");
   auto x = cast_input(program, values(seed, {rows[static_cast<size_t>(self.rank)], 4}));
   trace.say("auto target" + id + " = " + text + " + 5, {" + of_rank(rows) + ", 4});");
   const auto target = values(seed + 5, {rows[static_cast<size_t>(self.rank)], 4});
@@ -349,8 +392,12 @@ void RankRun::forward(int step, int batch) {
   std::optional<save_on_host> saved;
   if (on_host) saved.emplace();
   auto cast = autocast(program);
-  trace.say("auto y" + id + " = " + (cast ? "[&] { const AutocastGuard autocast(torch::kCPU); return model->forward(x" + id + "); }();" : on_host ? "[&] { const save_on_host saved; return " + training->call("x" + id) + "; }();"
-                                              : training->call("x" + id) + ";"));
+  trace.say(
+      "auto y" + id + " = " +
+      (cast ? "[&] { const AutocastGuard autocast(torch::kCPU); return model->forward(x" + id +
+                  "); }();"
+       : on_host ? "[&] { const save_on_host saved; return " + training->call("x" + id) + "; }();"
+                 : training->call("x" + id) + ";"));
   auto y = training->forward(x);
   cast.reset();
   saved.reset();
@@ -360,7 +407,8 @@ void RankRun::forward(int step, int batch) {
   }
   trace.use("loss_of");
   const bool mean = !program.is("loss", "sum");
-  trace.say("auto loss" + id + " = loss_of(y" + id + ", target" + id + (mean ? ", true);" : ", false);"));
+  trace.say(
+      "auto loss" + id + " = loss_of(y" + id + ", target" + id + (mean ? ", true);" : ", false);"));
   auto loss = loss_of(y, target, mean);
   if (program.is("penalty", "before|after")) {
     trace.say("loss" + id + " = loss" + id + " + penalty" + id + ";");
@@ -378,7 +426,10 @@ void RankRun::forward(int step, int batch) {
   note(record, std::to_string(step) + " loss of batch " + id, loss);
   if (throws(*this, step, "loss_function")) loss = ThrowsInBackward::apply(loss);
   if (program.is("scaler", "overflow|one_rank") && step == 0) {
-    trace.say("loss" + id + " = loss" + id + " * " + (program.is("scaler", "overflow") ? "1e306;" : "(self.rank == self.size - 1 ? 1e306 : 1);"));
+    trace.say(
+        "loss" + id + " = loss" + id + " * " +
+        (program.is("scaler", "overflow") ? "1e306;"
+                                          : "(self.rank == self.size - 1 ? 1e306 : 1);"));
     loss = loss * (overflows(program, step, self.rank) ? 1e306 : 1);
   }
   if (scaler) {
@@ -395,7 +446,8 @@ void RankRun::backward(const Pass& pass) {
     loss = loss.defined() ? loss + losses_[batch] : losses_[batch];
     text += (text.empty() ? "loss" : " + loss") + std::to_string(batch);
   }
-  const bool sync = forwards_come_first(program) && program.is("passes", "sync_in_backward") && pass.averaged;
+  const bool sync =
+      forwards_come_first(program) && program.is("passes", "sync_in_backward") && pass.averaged;
   if (sync) {
     trace.say("model->sync_in_backward(" + text + ");");
     training->sync_in_backward(loss);
@@ -460,17 +512,21 @@ void RankRun::change() {
   }
   auto* model = dynamic_cast<FullyShardedBase*>(&training->wrapper());
   if (label == "summoned") {
-    trace.say("{ const SummonFullParams whole(*model, true); const torch::NoGradGuard no_grad; for (auto& p : unique(model->parameters())) p.mul_(0.5); }");
+    trace.say(
+        "{ const SummonFullParams whole(*model, true); const torch::NoGradGuard no_grad; for "
+        "(auto& p : unique(model->parameters())) p.mul_(0.5); }");
     const SummonFullParams whole(*model, true);
     const torch::NoGradGuard no_grad;
     for (auto& p : unique(model->parameters())) p.mul_(0.5);
   }
-  if (label == "unsharded") DDP_DO(trace, model->unshard(); model->reshard(); model->set_reshard_after_forward(true));
+  if (label == "unsharded")
+    DDP_DO(trace, model->unshard(); model->reshard(); model->set_reshard_after_forward(true));
 }
 
 void RankRun::between(int step) {
   const auto& label = program.label("evaluation");
-  if (label == "all_ranks" || (label == "one_rank" && self.rank == 0) || label == "inference_mode") {
+  if (label == "all_ranks" || (label == "one_rank" && self.rank == 0) ||
+      label == "inference_mode") {
     trace.say(
         label == "inference_mode" ? "{ const c10::InferenceMode inference;"
                                   : "{ const torch::NoGradGuard no_grad;");
@@ -478,14 +534,18 @@ void RankRun::between(int step) {
     if (label == "inference_mode") inference = std::make_unique<c10::InferenceMode>();
     const c10::NoGradGuard no_grad;
     auto& model = training->wrapper();
-    trace.say(this->label() == "pipeline" ? "model.eval(); model.eval(inputs_of(pp, values(7, {2, 4}))); model.train(); }"
-                                          : "model->eval(); " + training->call("values(7, {2, 4})" + cast_of_input(program)) + "; model->train(); }");
+    trace.say(
+        this->label() == "pipeline"
+            ? "model.eval(); model.eval(inputs_of(pp, values(7, {2, 4}))); model.train(); }"
+            : "model->eval(); " + training->call("values(7, {2, 4})" + cast_of_input(program)) +
+                  "; model->train(); }");
     model.eval();
     training->forward(cast_input(program, values(7, {2, 4})));
     model.train();
   }
   if (step == 0 && step + 1 < last_step()) change();
-  if (has_input(program, program.number("steps") - 1, self.rank) && step + 1 < last_step()) run_collective(*this);
+  if (has_input(program, program.number("steps") - 1, self.rank) && step + 1 < last_step())
+    run_collective(*this);
 }
 
 /// Ends the printed program with the sums that its test compares.
@@ -494,17 +554,28 @@ void RankRun::say_sums() {
   trace.use("checksum");
   if (pp.group) {
     trace.use("whole_state");
-    const std::string model = label() == "pipeline" ? "model, world" : program.is("units", "no_root") ? "*net, world" : label() == "fsdp" ? "*model, world" : "*model, tp";
-    trace.say("Sums sums; for (const auto& item : whole_state(" + model + ")) if (item.value().dtype() == torch::kDouble || item.value().is_complex()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
+    const std::string model = label() == "pipeline"            ? "model, world"
+                              : program.is("units", "no_root") ? "*net, world"
+                              : label() == "fsdp"              ? "*model, world"
+                                                               : "*model, tp";
+    trace.say(
+        "Sums sums; for (const auto& item : whole_state(" + model +
+        ")) if (item.value().dtype() == torch::kDouble || item.value().is_complex()) "
+        "sums[plain_name(item.key())] = checksum(item.value()); return sums;");
     return;
   }
-  if (label() == "fsdp" && !program.is("units", "no_root")) trace.say("const SummonFullParams whole(*model);");
-  trace.say("Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = checksum(item.value()); return sums;");
+  if (label() == "fsdp" && !program.is("units", "no_root"))
+    trace.say("const SummonFullParams whole(*model);");
+  trace.say(
+      "Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = "
+      "checksum(item.value()); return sums;");
 }
 
 void RankRun::note_values(const std::string& when) {
-  for (const auto& [name, value] : training->whole()) note(record, when + " parameter " + name, value);
-  for (const auto& item : net->named_buffers()) note(record, when + " buffer " + plain_name(item.key()), item.value());
+  for (const auto& [name, value] : training->whole())
+    note(record, when + " parameter " + name, value);
+  for (const auto& item : net->named_buffers())
+    note(record, when + " buffer " + plain_name(item.key()), item.value());
 }
 
 }  // namespace ddp::differential

@@ -16,7 +16,8 @@ namespace ddp::differential {
 
 class RankRun;
 
-/// How a model is trained: a wrapper and its optimizer. What a wrapper lacks is kept from it by the rules.
+/// How a model is trained: a wrapper and its optimizer. What a wrapper lacks is kept from it by the
+/// rules.
 class Training {
  public:
   virtual ~Training() = default;
@@ -38,12 +39,15 @@ class Training {
   virtual void clip(torch::optim::Optimizer& optimizer);
   virtual void join(const std::function<void()>& body);
   virtual void step(torch::optim::Optimizer& optimizer);
-  /// What averages parameters, whether or not the optimizer has stepped, and what it does at the end.
+  /// What averages parameters, whether or not the optimizer has stepped, and what it does at the
+  /// end.
   virtual void after_step() {}
   virtual void finish() {}
   virtual void add_to(Checkpointer& checkpointer) = 0;
   /// How the printed program adds them.
-  virtual std::string parts() const { return "checkpointer.add(\"model\", model).add(\"optimizer\", optimizer);"; }
+  virtual std::string parts() const {
+    return "checkpointer.add(\"model\", model).add(\"optimizer\", optimizer);";
+  }
 
  protected:
   explicit Training(RankRun& run) : run_(run) {}
@@ -90,19 +94,21 @@ class RankRun {
   void add_calls();
 
   const Program& program;
-  const Rank& world;    ///< all ranks
-  Rank self;            ///< among the replicas
-  Rank tp{0, 1, {}, nullptr}, pp{0, 1, {}, nullptr};  ///< among those that share its layers; among the stages
+  const Rank& world;  ///< all ranks
+  Rank self;          ///< among the replicas
+  Rank tp{0, 1, {}, nullptr},
+      pp{0, 1, {}, nullptr};  ///< among those that share its layers; among the stages
   const int first_step;
   Trace& trace;
   std::shared_ptr<Net> net;
   std::vector<std::shared_ptr<Layer>> layers;
-  std::map<size_t, FullyShardedDataParallel<std::shared_ptr<Layer>>> units;  ///< of single layers, by their number
+  std::map<size_t, FullyShardedDataParallel<std::shared_ptr<Layer>>>
+      units;         ///< of single layers, by their number
   at::Tensor extra;  ///< a tensor of no module that is averaged, too
   std::unique_ptr<Training> training;
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   Record record;
-  std::string folder;  ///< of checkpoints
+  std::string folder;   ///< of checkpoints
   ProcessGroup region;  ///< where ranks average gradients with some others alone
   std::shared_ptr<LRScheduler> schedule;
   std::vector<std::shared_ptr<LRScheduler>> parts_of_schedule;
@@ -143,16 +149,17 @@ bool throws(const RankRun& run, int step, const std::string& place);
 /// What throws in its backward.
 at::Tensor throws_in_backward(const at::Tensor& loss);
 
-// clang-format off: the text of this code is printed
-DDP_SOURCE(plain_name,
-/// A parameter's name in the net, without what wrappers and units add.
-inline std::string plain_name(std::string name) {
-  for (const std::string part : {"module.", "layers.", "pair0.", "pair1.", "pair2.", "chunk0.", "chunk1."}) {
-    for (size_t at = name.find(part); at != std::string::npos; at = name.find(part)) name.erase(at, part.size());
-  }
-  return name;
-});
-// clang-format on
+DDP_SOURCE(
+    plain_name,
+    /// A parameter's name in the net, without what wrappers and units add.
+    inline std::string plain_name(std::string name) {
+      for (const std::string part :
+           {"module.", "layers.", "pair0.", "pair1.", "pair2.", "chunk0.", "chunk1."}) {
+        for (size_t at = name.find(part); at != std::string::npos; at = name.find(part))
+          name.erase(at, part.size());
+      }
+      return name;
+    });
 
 /// A collective of the program's own.
 void run_collective(RankRun& run);

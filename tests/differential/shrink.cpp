@@ -18,12 +18,15 @@ std::optional<Program> with_plain_layer(const Program& program, const std::strin
 }  // namespace
 
 bool contains(const Program& program, const Program& smaller) {
-  const auto has = [&](const std::string& value) { return value == "layer=linear" || program.matches(value); };
+  const auto has = [&](const std::string& value) {
+    return value == "layer=linear" || program.matches(value);
+  };
   const auto taken = smaller.taken();
   return std::all_of(taken.begin(), taken.end(), has);
 }
 
-Program shrink(Program program, const Outcome& found, const std::function<Outcome(const Program&)>& run) {
+Program shrink(
+    Program program, const Outcome& found, const std::function<Outcome(const Program&)>& run) {
   const auto stays = [&](const Program& candidate) {
     return excluded(candidate).empty() && run(candidate).kind == found.kind;
   };

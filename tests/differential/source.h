@@ -17,13 +17,14 @@ struct Source {
   Source(const char* name, const char* text) { sources()[name] = text; }
 };
 
-/// Defines the code, and keeps its text under the name. (The text is what the preprocessor leaves: in one
-/// line, with macros as they were written.)
+/// Defines the code, and keeps its text under the name. (The text is what the preprocessor leaves:
+/// in one line, with macros as they were written.)
 #define DDP_SOURCE(name, ...) \
   __VA_ARGS__;                \
   inline const Source name##_source(#name, #__VA_ARGS__)
 
-/// The statements that one rank has run, a line each, as they come: what crashes has said all before.
+/// The statements that one rank has run, a line each, as they come: what crashes has said all
+/// before.
 class Trace {
  public:
   Trace() = default;
@@ -42,10 +43,10 @@ class Trace {
 };
 
 /// Runs code, and says it.
-#define DDP_DO(trace, ...)     \
-  do {                         \
+#define DDP_DO(trace, ...)         \
+  do {                             \
     (trace).say(#__VA_ARGS__ ";"); \
-    __VA_ARGS__;               \
+    __VA_ARGS__;                   \
   } while (false)
 
 }  // namespace ddp::differential

@@ -35,7 +35,8 @@ bool read_message(int fd, std::string& message, std::chrono::milliseconds timeou
   const auto end = std::chrono::steady_clock::now() + timeout;
   char buffer[4096];
   while (message.empty() || message.back() != '\0') {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
     pollfd waiting{fd, POLLIN, 0};
     if (left.count() <= 0 || ::poll(&waiting, 1, static_cast<int>(left.count())) == 0) return false;
     const auto n = ::read(fd, buffer, sizeof buffer);
@@ -56,7 +57,8 @@ class Watchdog {
  private:
   using Clock = std::chrono::steady_clock;
   void watch() {
-    while (Clock::now() < deadline_.load()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    while (Clock::now() < deadline_.load())
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const std::string path = "/tmp/differential-" + std::to_string(::getpid()) + ".json";
     try {
       dump_flight_record(path);
@@ -83,7 +85,8 @@ class Watchdog {
     watchdog.begin();
     // A program, and the file for its trace where one is asked for.
     const auto line = text.find('\n');
-    const auto outcome = run_here(parse(text.substr(0, line)), line == std::string::npos ? "" : text.substr(line + 1));
+    const auto outcome = run_here(
+        parse(text.substr(0, line)), line == std::string::npos ? "" : text.substr(line + 1));
     watchdog.end();
     write_all(out, outcome.kind + "\n" + outcome.text + '\0');
   }
@@ -160,7 +163,9 @@ Outcome Worker::run(const Program& program, const std::string& trace) {
   }
   const int status = child_->wait();
   child_.reset();
-  return {"crash", WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit code " + std::to_string(WEXITSTATUS(status))};
+  return {
+      "crash", WIFSIGNALED(status) ? strsignal(WTERMSIG(status))
+                                   : "exit code " + std::to_string(WEXITSTATUS(status))};
 }
 
 }  // namespace ddp::differential

@@ -12,21 +12,23 @@ namespace ddp::differential {
 
 /// What came of a program: "" where all agreed.
 struct Outcome {
-  /// "values", "error", "silence" (a documented error that did not come), "late", "crash", "hang", "invalid" (the
-  /// program itself is wrong: LibTorch refuses it); "" for none.
+  /// "values", "error", "silence" (a documented error that did not come), "late", "crash", "hang",
+  /// "invalid" (the program itself is wrong: LibTorch refuses it); "" for none.
   std::string kind;
   std::string text;
 };
 
-/// Runs a program in this process, and compares it with the reference. `trace`: a file for what rank 0 runs.
+/// Runs a program in this process, and compares it with the reference. `trace`: a file for what
+/// rank 0 runs.
 Outcome run_here(const Program& program, const std::string& trace = "");
 /// By name, the sums that the printed program compares: of the reference's parameters at the end.
 std::map<std::string, double> reference_sums(const Program& program);
 /// The C++ of what a program ran, by the lines of its trace: a test on threads.
-std::string as_cpp(const Program& program, const std::vector<std::string>& trace, const Outcome& outcome);
+std::string as_cpp(
+    const Program& program, const std::vector<std::string>& trace, const Outcome& outcome);
 
-/// Runs programs in a child, one after the other; starts another child after a crash, after a hang, and after
-/// each hundred, because making the groups is a part of what is tested.
+/// Runs programs in a child, one after the other; starts another child after a crash, after a hang,
+/// and after each hundred, because making the groups is a part of what is tested.
 class Worker {
  public:
   Worker();

@@ -5,41 +5,43 @@
 #include "differential/net.h"
 
 namespace ddp::differential {
-// clang-format off: the text of this code is printed
 
-DDP_SOURCE(SyncedBatchNorm,
-struct SyncedBatchNorm : Layer {
-  explicit SyncedBatchNorm(const ProcessGroup& group)
-      : norm(register_module("norm", SyncBatchNorm1d(SyncBatchNormOptions(4).process_group(group)))) {}
-  at::Tensor forward(at::Tensor x) override { return norm(x); }
-  SyncBatchNorm1d norm;
-});
+DDP_SOURCE(
+    SyncedBatchNorm, struct SyncedBatchNorm
+    : Layer {
+      explicit SyncedBatchNorm(const ProcessGroup& group)
+          : norm(register_module(
+                "norm", SyncBatchNorm1d(SyncBatchNormOptions(4).process_group(group)))) {}
+      at::Tensor forward(at::Tensor x) override { return norm(x); }
+      SyncBatchNorm1d norm;
+    });
 
 // Each rank adds the sum of all ranks' rows.
-DDP_SOURCE(Gathered,
-struct Gathered : Layer {
-  explicit Gathered(const ProcessGroup& group) : group(group) {}
-  at::Tensor forward(at::Tensor x) override {
-    const auto sums = functional::all_gather((x * weight).sum(0, true), 0, group);
-    return x + torch::tanh(sums.sum(0)) / 4;
-  }
-  at::Tensor weight = register_parameter("weight", torch::ones({4}));
-  ProcessGroup group;
-});
+DDP_SOURCE(
+    Gathered, struct Gathered
+    : Layer {
+      explicit Gathered(const ProcessGroup& group) : group(group) {}
+      at::Tensor forward(at::Tensor x) override {
+        const auto sums = functional::all_gather((x * weight).sum(0, true), 0, group);
+        return x + torch::tanh(sums.sum(0)) / 4;
+      }
+      at::Tensor weight = register_parameter("weight", torch::ones({4}));
+      ProcessGroup group;
+    });
 
 // Each rank gets a row of every other one.
-DDP_SOURCE(Exchanged,
-struct Exchanged : Layer {
-  explicit Exchanged(const ProcessGroup& group) : group(group) {}
-  at::Tensor forward(at::Tensor x) override {
-    const std::vector<int64_t> ones(static_cast<size_t>(group->getSize()), 1);
-    const auto own = (x * weight).sum(0, true).expand({group->getSize(), 4}).contiguous();
-    return x + torch::tanh(functional::all_to_all(own, ones, ones, group)).sum(0) / 4;
-  }
-  at::Tensor weight = register_parameter("weight", torch::ones({4}));
-  ProcessGroup group;
-});
-// clang-format on
+DDP_SOURCE(
+    Exchanged, struct Exchanged
+    : Layer {
+      explicit Exchanged(const ProcessGroup& group) : group(group) {}
+      at::Tensor forward(at::Tensor x) override {
+        const std::vector<int64_t> ones(static_cast<size_t>(group->getSize()), 1);
+        const auto own = (x * weight).sum(0, true).expand({group->getSize(), 4}).contiguous();
+        return x + torch::tanh(functional::all_to_all(own, ones, ones, group)).sum(0) / 4;
+      }
+      at::Tensor weight = register_parameter("weight", torch::ones({4}));
+      ProcessGroup group;
+    });
 
 namespace {
 
@@ -113,14 +115,16 @@ const RegisteredLayer gathered_layer(
     "gathered", across<Gathered>(
                     "Gathered",
                     [](const auto& layers, const OfRanks& x) {
-                      return add_sums(layers, x, [](auto sums) { return torch::tanh(sums.sum(0)); });
+                      return add_sums(
+                          layers, x, [](auto sums) { return torch::tanh(sums.sum(0)); });
                     },
                     [] { return std::make_shared<Weighted>(); }));
 const RegisteredLayer exchanged_layer(
     "exchanged", across<Exchanged>(
                      "Exchanged",
                      [](const auto& layers, const OfRanks& x) {
-                       return add_sums(layers, x, [](auto sums) { return torch::tanh(sums).sum(0); });
+                       return add_sums(
+                           layers, x, [](auto sums) { return torch::tanh(sums).sum(0); });
                      },
                      [] { return std::make_shared<Weighted>(); }));
 

@@ -16,7 +16,8 @@ DiLoCoOptions outer_options(RankRun& run) {
   DiLoCoOptions outer;
   DDP_DO(trace, outer.sync_every(2));
   if (p.is("outer", "each_step")) DDP_DO(trace, outer.sync_every(1));
-  if (p.is("outer", "plain")) DDP_DO(trace, outer.outer_lr(0.5).outer_momentum(0.5).nesterov(false));
+  if (p.is("outer", "plain"))
+    DDP_DO(trace, outer.outer_lr(0.5).outer_momentum(0.5).nesterov(false));
   if (p.is("outer", "fragments")) DDP_DO(trace, outer.fragments(2));
   if (p.is("outer", "overlap")) DDP_DO(trace, outer.overlap(1).mix(0.25));
   if (p.is("wire", "float32")) DDP_DO(trace, outer.wire(Wire::Float32));
@@ -25,7 +26,9 @@ DiLoCoOptions outer_options(RankRun& run) {
   if (p.is("regions", "each")) DDP_DO(trace, outer.regions(self.group));
   if (p.is("regions", "one")) DDP_DO(trace, outer.local(self.group));
   auto& local = run.region;
-  if (p.is("regions", "pairs")) DDP_DO(trace, outer.local(local).regions(split_group(self.rank % 2 == 0 ? 0 : -1, 0, self.group)));
+  if (p.is("regions", "pairs"))
+    DDP_DO(
+        trace, outer.local(local).regions(split_group(self.rank % 2 == 0 ? 0 : -1, 0, self.group)));
   return outer;
 }
 
@@ -53,7 +56,9 @@ class ByThemselves : public Training {
     }
   }
 
-  at::Tensor forward(const at::Tensor& x) override { return inner_ ? inner_->forward(x) : run_.net->forward(x); }
+  at::Tensor forward(const at::Tensor& x) override {
+    return inner_ ? inner_->forward(x) : run_.net->forward(x);
+  }
   std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
   void sync_in_backward(const at::Tensor& loss) override { inner_->sync_in_backward(loss); }
   torch::nn::Module& wrapper() override { return inner_ ? inner_->wrapper() : *run_.net; }
@@ -71,14 +76,18 @@ class ByThemselves : public Training {
     } else {
       trace.say("std::shared_ptr<ModelAverager> averager;");
       auto& averager = averager_;
-      if (p.is("averager", "periodic")) DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 0, self.group));
-      if (p.is("averager", "warm_up|post_local_sgd")) DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 1, self.group));
+      if (p.is("averager", "periodic"))
+        DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 0, self.group));
+      if (p.is("averager", "warm_up|post_local_sgd"))
+        DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 1, self.group));
       if (p.is("averager", "hierarchical")) {
         trace.say("std::map<int64_t, ProcessGroup> groups;");
         std::map<int64_t, ProcessGroup> groups;
         DDP_DO(trace, groups[2] = self.group);
         if (self.size == 4) DDP_DO(trace, groups[1] = split_group(self.rank / 2, 0, self.group));
-        DDP_DO(trace, averager = std::make_shared<HierarchicalModelAverager>(HierarchicalModelAverager::over(groups)));
+        DDP_DO(
+            trace, averager = std::make_shared<HierarchicalModelAverager>(
+                       HierarchicalModelAverager::over(groups)));
       }
     }
     return Training::make_optimizer();
@@ -114,7 +123,10 @@ class ByThemselves : public Training {
     auto& optimizer = *run_.optimizer;
     auto& net = run_.net;
     auto& averager = averager_;
-    DDP_DO(run_.trace, checkpointer.add_per_rank("model", *net).add_per_rank("optimizer", optimizer).add_per_rank("averager", *averager));
+    DDP_DO(
+        run_.trace, checkpointer.add_per_rank("model", *net)
+                        .add_per_rank("optimizer", optimizer)
+                        .add_per_rank("averager", *averager));
   }
 
  private:
@@ -126,6 +138,8 @@ class ByThemselves : public Training {
 
 }  // namespace
 
-std::unique_ptr<Training> wrap_by_themselves(RankRun& run) { return std::make_unique<ByThemselves>(run); }
+std::unique_ptr<Training> wrap_by_themselves(RankRun& run) {
+  return std::make_unique<ByThemselves>(run);
+}
 
 }  // namespace ddp::differential

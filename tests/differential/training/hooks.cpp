@@ -18,26 +18,62 @@ void register_hook(RankRun& run, DistributedDataParallelBase* model) {
       return inner(bucket);
     });
   }
-  if (label == "all_reduce") DDP_DO(trace, model->register_comm_hook(hooks::all_reduce(self.group)));
+  if (label == "all_reduce")
+    DDP_DO(trace, model->register_comm_hook(hooks::all_reduce(self.group)));
   if (label == "fp16") DDP_DO(trace, model->register_comm_hook(hooks::fp16_compress(self.group)));
   if (label == "bf16") DDP_DO(trace, model->register_comm_hook(hooks::bf16_compress(self.group)));
-  if (label == "fp16_wrapper") DDP_DO(trace, model->register_comm_hook(hooks::fp16_compress_wrapper(hooks::all_reduce(self.group))));
-  if (label == "bf16_wrapper") DDP_DO(trace, model->register_comm_hook(hooks::bf16_compress_wrapper(hooks::top_k(hooks::TopKOptions().ratio(1), self.group))));
-  if (label == "power_sgd") DDP_DO(trace, model->register_comm_hook(hooks::PowerSGD(hooks::PowerSGDOptions().start_iter(2).min_compression_rate(0.1), self.group)));
+  if (label == "fp16_wrapper")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::fp16_compress_wrapper(hooks::all_reduce(self.group))));
+  if (label == "bf16_wrapper")
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::bf16_compress_wrapper(
+                   hooks::top_k(hooks::TopKOptions().ratio(1), self.group))));
+  if (label == "power_sgd")
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::PowerSGD(
+                   hooks::PowerSGDOptions().start_iter(2).min_compression_rate(0.1), self.group)));
   // As many directions as a gradient can have.
   if (label == "power_sgd_whole") {
-    DDP_DO(trace, model->register_comm_hook(hooks::power_sgd(hooks::PowerSGDOptions().matrix_approximation_rank(12).start_iter(0).use_error_feedback(false).warm_start(false).min_compression_rate(0.01).batch_tensors_with_same_shape(true), self.group)));
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::power_sgd(
+                   hooks::PowerSGDOptions()
+                       .matrix_approximation_rank(12)
+                       .start_iter(0)
+                       .use_error_feedback(false)
+                       .warm_start(false)
+                       .min_compression_rate(0.01)
+                       .batch_tensors_with_same_shape(true),
+                   self.group)));
   }
-  if (label == "top_k") DDP_DO(trace, model->register_comm_hook(hooks::TopK(hooks::TopKOptions().ratio(1), self.group)));
-  if (label == "top_k_late") DDP_DO(trace, model->register_comm_hook(hooks::TopK(hooks::TopKOptions().ratio(1).use_error_feedback(false).start_iter(1), self.group)));
-  if (label == "top_k_half") DDP_DO(trace, model->register_comm_hook(hooks::top_k(hooks::TopKOptions().ratio(0.5), self.group)));
+  if (label == "top_k")
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::TopK(hooks::TopKOptions().ratio(1), self.group)));
+  if (label == "top_k_late")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::TopK(
+            hooks::TopKOptions().ratio(1).use_error_feedback(false).start_iter(1), self.group)));
+  if (label == "top_k_half")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::top_k(hooks::TopKOptions().ratio(0.5), self.group)));
   if (label == "noop") DDP_DO(trace, model->register_comm_hook(hooks::noop()));
   if (label == "post_local_sgd") {
-    DDP_DO(trace, model->register_comm_hook(hooks::post_local_sgd(hooks::PostLocalSGDHookOptions().start_iter(1).post_local_gradient_allreduce(false).process_group(self.group))));
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::post_local_sgd(hooks::PostLocalSGDHookOptions()
+                                                            .start_iter(1)
+                                                            .post_local_gradient_allreduce(false)
+                                                            .process_group(self.group))));
   }
   auto& local = run.region;
   if (label == "post_local_pairs") {
-    DDP_DO(trace, model->register_comm_hook(hooks::post_local_sgd(hooks::PostLocalSGDHookOptions().start_iter(1).subgroup(local).process_group(self.group))));
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::post_local_sgd(
+                   hooks::PostLocalSGDHookOptions().start_iter(1).subgroup(local).process_group(
+                       self.group))));
   }
 }
 

@@ -30,7 +30,8 @@ void set_precision(RankRun& run, FullyShardedOptions& options) {
   if (label == "float_of_double") DDP_DO(trace, precision.param_dtype(torch::kFloat));
   if (label.find("bf16") == 0) DDP_DO(trace, precision.param_dtype(torch::kBFloat16));
   if (label == "bf16_reduced_wide") DDP_DO(trace, precision.reduce_dtype(torch::kDouble));
-  if (label == "bf16_reduced" || label == "reduce_bf16") DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
+  if (label == "bf16_reduced" || label == "reduce_bf16")
+    DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
   if (label == "bf16_buffers") DDP_DO(trace, precision.buffer_dtype(torch::kBFloat16));
   if (label == "bf16_output") DDP_DO(trace, precision.output_dtype(torch::kDouble));
   if (label == "bf16_uncast") DDP_DO(trace, precision.cast_forward_inputs(false));
@@ -44,7 +45,8 @@ std::string cast_of_input(const Program& program) {
 }
 
 at::Tensor cast_input(const Program& program, const at::Tensor& x) {
-  return program.is("precision", "bf16_uncast") ? x.to(torch::kBFloat16) : x.to(precision_of(program).module);
+  return program.is("precision", "bf16_uncast") ? x.to(torch::kBFloat16)
+                                                : x.to(precision_of(program).module);
 }
 
 std::shared_ptr<void> autocast(const Program& program) {

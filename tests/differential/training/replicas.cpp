@@ -3,23 +3,28 @@
 #include "differential/training/optimizers.h"
 
 namespace ddp::differential {
-// clang-format off: the text of this code is printed
 
-DDP_SOURCE(TupleNet,
-struct TupleNet : torch::nn::Module {
-  explicit TupleNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
-  std::tuple<at::Tensor, std::vector<at::Tensor>> forward(at::Tensor x, const at::Tensor& shift) {
-    auto y = net->forward(x);
-    return {y + shift, {y}};
-  }
-  std::shared_ptr<Net> net;
-});
-DDP_SOURCE(MapNet,
-struct MapNet : torch::nn::Module {
-  explicit MapNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
-  std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& x) { return {{"y", net->forward(x.at(0))}}; }
-  std::shared_ptr<Net> net;
-});
+DDP_SOURCE(
+    TupleNet, struct TupleNet
+    : torch::nn::Module {
+      explicit TupleNet(std::shared_ptr<Net> inner)
+          : net(register_module("net", std::move(inner))) {}
+      std::tuple<at::Tensor, std::vector<at::Tensor>> forward(
+          at::Tensor x, const at::Tensor& shift) {
+        auto y = net->forward(x);
+        return {y + shift, {y}};
+      }
+      std::shared_ptr<Net> net;
+    });
+DDP_SOURCE(
+    MapNet, struct MapNet
+    : torch::nn::Module {
+      explicit MapNet(std::shared_ptr<Net> inner) : net(register_module("net", std::move(inner))) {}
+      std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& x) {
+        return {{"y", net->forward(x.at(0))}};
+      }
+      std::shared_ptr<Net> net;
+    });
 DDP_SOURCE(StructNet,
 struct Output { at::Tensor y; std::optional<at::Tensor> other; };
 inline void visit_tensors(const Output& output, const TensorSink& sink) { sink(output.y); }
@@ -28,7 +33,6 @@ struct StructNet : torch::nn::Module {
   Output forward(at::Tensor x) { return {net->forward(x), std::nullopt}; }
   std::shared_ptr<Net> net;
 });
-// clang-format on
 
 DistributedDataParallelOptions replicas_options(RankRun& run) {
   const auto& p = run.program;
@@ -43,7 +47,8 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   }
   if (!p.is("precision", "double|float|autocast")) set_precision(run, options);
   if (p.is("reduction", "Sum")) DDP_DO(trace, options.reduction(Reduction::Sum));
-  if (p.is("reduction", "SampleWeighted")) DDP_DO(trace, options.reduction(Reduction::SampleWeighted));
+  if (p.is("reduction", "SampleWeighted"))
+    DDP_DO(trace, options.reduction(Reduction::SampleWeighted));
   if (p.is("bucket", "one_element")) DDP_DO(trace, options.bucket_cap_mb(8.0 / (1 << 20)));
   if (p.is("bucket", "list")) DDP_DO(trace, options.bucket_cap_mb_list({1e-4, 1e-3}));
   if (p.is("bucket", "huge")) DDP_DO(trace, options.bucket_cap_mb(1000));
@@ -51,10 +56,15 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   if (p.is("graph", "find_unused")) DDP_DO(trace, options.find_unused_parameters(true));
   if (p.is("graph", "static")) DDP_DO(trace, options.static_graph(true));
   if (p.is("buffers_of", "each")) DDP_DO(trace, options.broadcast_buffers(false));
-  if (p.is("buffers_of", "each_after_construction")) DDP_DO(trace, options.forward_sync_buffers(false));
+  if (p.is("buffers_of", "each_after_construction"))
+    DDP_DO(trace, options.forward_sync_buffers(false));
   if (p.is("buffers_of", "rank_0_later")) DDP_DO(trace, options.init_sync(false));
   if (p.is("lazy_buckets", "yes")) {
-    DDP_DO(trace, options.lazy_bucket_allocation(true).batched_grad_copy(true).stats_every(1).check_replicas_every(1));
+    DDP_DO(
+        trace, options.lazy_bucket_allocation(true)
+                   .batched_grad_copy(true)
+                   .stats_every(1)
+                   .check_replicas_every(1));
   }
   return options;
 }
@@ -74,7 +84,9 @@ class Replicas : public Training {
       for (const auto& item : run.net->named_parameters()) {
         if (item.key().substr(0, 2) == "a.") names.push_back(item.key());
       }
-      run.trace.say("for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") names.push_back(item.key());");
+      run.trace.say(
+          "for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") "
+          "names.push_back(item.key());");
       DDP_DO(run.trace, options.parameters_to_ignore(names));
     }
     const auto& output = run.program.label("output");
@@ -92,9 +104,9 @@ class Replicas : public Training {
       });
     } else {
       run.trace.say("DistributedDataParallel model(std::shared_ptr<Layer>(net), options);");
-      keep(DistributedDataParallel(std::shared_ptr<Layer>(run.net), options), [](auto& model, const at::Tensor& x) {
-        return model->forward(x);
-      });
+      keep(
+          DistributedDataParallel(std::shared_ptr<Layer>(run.net), options),
+          [](auto& model, const at::Tensor& x) { return model->forward(x); });
     }
     register_hook(run, base_);
     const bool by_hand = run.program.is("stepping", "by_hand");
@@ -104,7 +116,8 @@ class Replicas : public Training {
   at::Tensor forward(const at::Tensor& x) override { return forward_(x); }
   std::string call(const std::string& x) const override {
     const auto& output = run_.program.label("output");
-    if (output == "tuple") return "std::get<0>(model->forward(" + x + ", torch::zeros({4}, torch::kDouble)))";
+    if (output == "tuple")
+      return "std::get<0>(model->forward(" + x + ", torch::zeros({4}, torch::kDouble)))";
     if (output == "map") return "model->forward(std::vector<at::Tensor>{" + x + "}).at(\"y\")";
     return "model->forward(" + x + ")" + (output == "own_struct" ? ".y" : "");
   }
@@ -115,7 +128,8 @@ class Replicas : public Training {
   void sync_in_backward(const at::Tensor& loss) override { base_->sync_in_backward(loss); }
   torch::nn::Module& wrapper() override { return *base_; }
   bool has_whole_gradients() const override {
-    return !run_.program.is("stepping", "in_backward") && run_.label().find("zero2") == std::string::npos &&
+    return !run_.program.is("stepping", "in_backward") &&
+           run_.label().find("zero2") == std::string::npos &&
            run_.label().find("overlap") == std::string::npos;
   }
 
@@ -133,14 +147,19 @@ class Replicas : public Training {
     std::vector<Joinable*> joined{base_};
     const bool sharded = run_.label() != "ddp";
     std::string text = "JoinOptions join;";
-    if (run_.program.is("join", "by_active")) join.divide_by_initial_world_size(false), text += " join.divide_by_initial_world_size(false);";
-    if (run_.program.is("join", "optimizers")) join.optimizers({&optimizer}), text += " join.optimizers({&optimizer});";
+    if (run_.program.is("join", "by_active"))
+      join.divide_by_initial_world_size(false),
+          text += " join.divide_by_initial_world_size(false);";
+    if (run_.program.is("join", "optimizers"))
+      join.optimizers({&optimizer}), text += " join.optimizers({&optimizer});";
     if (run_.program.is("join", "disabled")) join.enable(false), text += " join.enable(false);";
     if (auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) joined.push_back(zero);
     ddp::join(joined, body, join);
     run_.trace.say("};");
     run_.trace.say(text);
-    run_.trace.say(std::string("ddp::join({model.get()") + (sharded ? ", &optimizer}" : "}") + ", body, join);");
+    run_.trace.say(
+        std::string("ddp::join({model.get()") + (sharded ? ", &optimizer}" : "}") +
+        ", body, join);");
   }
 
   void add_to(Checkpointer& checkpointer) override { add_(checkpointer); }
@@ -150,17 +169,22 @@ class Replicas : public Training {
   void nest() {
     auto& net = run_.net;
     run_.trace.say("DistributedDataParallelOptions inner_options;");
-    run_.trace.say("DistributedDataParallel inner(std::dynamic_pointer_cast<Layer>(net->children()[0]), inner_options.process_group(self.group));");
+    run_.trace.say(
+        "DistributedDataParallel inner(std::dynamic_pointer_cast<Layer>(net->children()[0]), "
+        "inner_options.process_group(self.group));");
     auto options = DistributedDataParallelOptions().process_group(run_.self.group);
     DistributedDataParallel inner(run_.layers[0], options);
     DDP_DO(run_.trace, net->replace_module("a", inner.ptr()));
-    DDP_DO(run_.trace, net->calls[0] = [inner](at::Tensor x) mutable { return inner->forward(x); });
+    DDP_DO(
+        run_.trace, net->calls[0] = [inner](at::Tensor x) mutable { return inner->forward(x); });
   }
 
   template <typename N, typename Forward>
-  void wrap_as(const std::string& source, const DistributedDataParallelOptions& options, Forward forward) {
+  void wrap_as(
+      const std::string& source, const DistributedDataParallelOptions& options, Forward forward) {
     run_.trace.use(source);
-    run_.trace.say("DistributedDataParallel model(std::make_shared<" + source + ">(net), options);");
+    run_.trace.say(
+        "DistributedDataParallel model(std::make_shared<" + source + ">(net), options);");
     keep(DistributedDataParallel(std::make_shared<N>(run_.net), options), forward);
   }
 
@@ -183,11 +207,14 @@ class Replicas : public Training {
                              .overlap(label.find("overlap") != std::string::npos);
     const auto groups = run_.make_groups();
     const auto& kind = run_.program.label("optimizer");
-    run_.trace.say("const auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" + (options.overlap() ? "true" : "false") + ");");
-#define MAKE(name, type, values)                                                                             \
-  if (kind == (name)) {                                                                                      \
-    run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values ", zero);");          \
-    return std::make_unique<ZeroRedundancyOptimizer<type>>(model, groups, values, options);                  \
+    run_.trace.say(
+        "const auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" +
+        (options.overlap() ? "true" : "false") + ");");
+#define MAKE(name, type, values)                                                            \
+  if (kind == (name)) {                                                                     \
+    run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values   \
+                   ", zero);");                                                             \
+    return std::make_unique<ZeroRedundancyOptimizer<type>>(model, groups, values, options); \
   }
     DDP_OPTIMIZERS(MAKE)
 #undef MAKE

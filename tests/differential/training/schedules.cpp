@@ -14,51 +14,98 @@ void make_schedule(RankRun& run) {
   auto& optimizer = *run.optimizer;
   auto& schedule = run.schedule;
   auto& parts = run.parts_of_schedule;
-  trace.say("std::shared_ptr<ddp::LRScheduler> schedule; std::vector<std::shared_ptr<ddp::LRScheduler>> parts;");
-  if (label == "lambda") DDP_DO(trace, schedule = std::make_shared<LambdaLR>(optimizer, [](int64_t epoch) { return 1.0 / static_cast<double>(1 + epoch); }));
-  if (label == "multi_step") DDP_DO(trace, schedule = std::make_shared<MultiStepLR>(optimizer, MultiStepLROptions({1, 2, 2}).gamma(0.5)));
-  if (label == "linear") DDP_DO(trace, schedule = std::make_shared<LinearLR>(optimizer, LinearLROptions().start_factor(0.25).end_factor(0.75).total_iters(2)));
-  if (label == "cosine") DDP_DO(trace, schedule = std::make_shared<CosineAnnealingLR>(optimizer, CosineAnnealingLROptions(2).eta_min(0.001)));
-  if (label == "one_cycle") DDP_DO(trace, schedule = std::make_shared<OneCycleLR>(optimizer, OneCycleLROptions(0.2, 5).pct_start(0.4)));
+  trace.say(
+      "std::shared_ptr<ddp::LRScheduler> schedule; std::vector<std::shared_ptr<ddp::LRScheduler>> "
+      "parts;");
+  if (label == "lambda")
+    DDP_DO(trace, schedule = std::make_shared<LambdaLR>(optimizer, [](int64_t epoch) {
+                    return 1.0 / static_cast<double>(1 + epoch);
+                  }));
+  if (label == "multi_step")
+    DDP_DO(
+        trace, schedule = std::make_shared<MultiStepLR>(
+                   optimizer, MultiStepLROptions({1, 2, 2}).gamma(0.5)));
+  if (label == "linear")
+    DDP_DO(
+        trace,
+        schedule = std::make_shared<LinearLR>(
+            optimizer, LinearLROptions().start_factor(0.25).end_factor(0.75).total_iters(2)));
+  if (label == "cosine")
+    DDP_DO(
+        trace, schedule = std::make_shared<CosineAnnealingLR>(
+                   optimizer, CosineAnnealingLROptions(2).eta_min(0.001)));
+  if (label == "one_cycle")
+    DDP_DO(
+        trace, schedule = std::make_shared<OneCycleLR>(
+                   optimizer, OneCycleLROptions(0.2, 5).pct_start(0.4)));
   if (label == "one_cycle_rates") {
-    DDP_DO(trace, schedule = std::make_shared<OneCycleLR>(optimizer, OneCycleLROptions().max_lr(0.2).epochs(2).steps_per_epoch(3).pct_start(0.5).anneal_strategy("linear").three_phase(true).div_factor(10).final_div_factor(100).cycle_momentum(false)));
+    DDP_DO(
+        trace, schedule = std::make_shared<OneCycleLR>(
+                   optimizer, OneCycleLROptions()
+                                  .max_lr(0.2)
+                                  .epochs(2)
+                                  .steps_per_epoch(3)
+                                  .pct_start(0.5)
+                                  .anneal_strategy("linear")
+                                  .three_phase(true)
+                                  .div_factor(10)
+                                  .final_div_factor(100)
+                                  .cycle_momentum(false)));
   }
   if (label == "sequence") {
-    DDP_DO(trace, parts.push_back(std::make_shared<LinearLR>(optimizer, LinearLROptions().start_factor(0.5).total_iters(2))));
+    DDP_DO(
+        trace, parts.push_back(std::make_shared<LinearLR>(
+                   optimizer, LinearLROptions().start_factor(0.5).total_iters(2))));
     DDP_DO(trace, parts.push_back(std::make_shared<CosineAnnealingLR>(optimizer, 4)));
-    DDP_DO(trace, schedule = std::make_shared<SequentialLR>(optimizer, std::vector<LRScheduler*>{parts[0].get(), parts[1].get()}, std::vector<int64_t>{1}));
+    DDP_DO(
+        trace, schedule = std::make_shared<SequentialLR>(
+                   optimizer, std::vector<LRScheduler*>{parts[0].get(), parts[1].get()},
+                   std::vector<int64_t>{1}));
   }
 }
 
 Rate rate_of(const Program& program, int step, double initial) {
   const auto& label = program.label("schedule_of_rate");
-  const auto half_cosine = [](double from, double to, double share) { return to + (from - to) / 2 * (1 + std::cos(M_PI * share)); };
+  const auto half_cosine = [](double from, double to, double share) {
+    return to + (from - to) / 2 * (1 + std::cos(M_PI * share));
+  };
   if (label == "lambda") return {initial / (1 + step), {}};
-  if (label == "multi_step") return {initial * std::pow(0.5, step == 0 ? 0 : step == 1 ? 1 : 3), {}};
+  if (label == "multi_step")
+    return {initial * std::pow(0.5, step == 0 ? 0 : step == 1 ? 1 : 3), {}};
   if (label == "linear") return {initial * (0.25 + 0.5 * std::min(step, 2) / 2), {}};
   if (label == "cosine") return {half_cosine(initial, 0.001, step / 2.0), {}};
   if (label == "one_cycle") {  // from 0.2 / 25 up in step 1, and down to that / 1e4 in step 4
     if (step <= 1) return {half_cosine(0.2 / 25, 0.2, step), half_cosine(0.95, 0.85, step)};
-    return {half_cosine(0.2, 0.2 / 25 / 1e4, (step - 1) / 3.0), half_cosine(0.85, 0.95, (step - 1) / 3.0)};
+    return {
+        half_cosine(0.2, 0.2 / 25 / 1e4, (step - 1) / 3.0),
+        half_cosine(0.85, 0.95, (step - 1) / 3.0)};
   }
   // Six steps, of which the first phase ends after 2, as does the second after 4.
-  if (label == "one_cycle_rates") return {0.02 + 0.18 * (step <= 2 ? step / 2.0 : (4 - step) / 2.0), {}};
-  if (label == "sequence") return {step == 0 ? initial / 2 : half_cosine(initial, 0, (step - 1) / 4.0), {}};
+  if (label == "one_cycle_rates")
+    return {0.02 + 0.18 * (step <= 2 ? step / 2.0 : (4 - step) / 2.0), {}};
+  if (label == "sequence")
+    return {step == 0 ? initial / 2 : half_cosine(initial, 0, (step - 1) / 4.0), {}};
   return {initial, {}};
 }
 
 void set_rates(const Program& program, int step, torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
   const auto& label = program.label("optimizer");
-  const double initial = label.find("ada") == 0 || label == "rmsprop" || label == "fused_adamw" ? (label == "adagrad" ? 0.05 : 0.01) : label == "momentum" ? 0.05 : 0.1;
+  const double initial = label.find("ada") == 0 || label == "rmsprop" || label == "fused_adamw"
+                             ? (label == "adagrad" ? 0.05 : 0.01)
+                         : label == "momentum" ? 0.05
+                                               : 0.1;
   for (auto& group : optimizer.param_groups()) {
     const auto rate = rate_of(program, step, initial);
     group.options().set_lr(rate.rate);
     if (!rate.momentum) continue;
     if (auto* sgd = dynamic_cast<SGDOptions*>(&group.options())) sgd->momentum(*rate.momentum);
-    if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&group.options())) rmsprop->momentum(*rate.momentum);
-    if (auto* adam = dynamic_cast<AdamOptions*>(&group.options())) adam->betas({*rate.momentum, std::get<1>(adam->betas())});
-    if (auto* adamw = dynamic_cast<AdamWOptions*>(&group.options())) adamw->betas({*rate.momentum, std::get<1>(adamw->betas())});
+    if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&group.options()))
+      rmsprop->momentum(*rate.momentum);
+    if (auto* adam = dynamic_cast<AdamOptions*>(&group.options()))
+      adam->betas({*rate.momentum, std::get<1>(adam->betas())});
+    if (auto* adamw = dynamic_cast<AdamWOptions*>(&group.options()))
+      adamw->betas({*rate.momentum, std::get<1>(adamw->betas())});
   }
 }
 

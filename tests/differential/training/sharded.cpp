@@ -27,7 +27,9 @@ FullyShardedOptions sharded_options(RankRun& run) {
       if (item.key().substr(0, 2) == "a.") names.push_back(item.key());
     }
     trace.say("std::vector<std::string> names;");
-    trace.say("for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") names.push_back(item.key());");
+    trace.say(
+        "for (const auto& item : net->named_parameters()) if (item.key().substr(0, 2) == \"a.\") "
+        "names.push_back(item.key());");
     DDP_DO(trace, options.ignored_parameters(names));
   }
   if (!p.is("precision", "double|float|autocast")) set_precision(run, options);
@@ -38,7 +40,9 @@ FullyShardedOptions sharded_options(RankRun& run) {
 
 namespace {
 
-bool has_parameters(const std::shared_ptr<Layer>& layer) { return !layer->parameters(false).empty() || !layer->parameters().empty(); }
+bool has_parameters(const std::shared_ptr<Layer>& layer) {
+  return !layer->parameters(false).empty() || !layer->parameters().empty();
+}
 
 class Sharded : public Training {
  public:
@@ -60,7 +64,9 @@ class Sharded : public Training {
   at::Tensor forward(const at::Tensor& x) override {
     return root_ ? (*root_)->forward(x) : run_.net->forward(x);
   }
-  std::shared_ptr<void> no_sync() override { return std::shared_ptr<NoSyncGuard>(new NoSyncGuard((*root_)->no_sync())); }
+  std::shared_ptr<void> no_sync() override {
+    return std::shared_ptr<NoSyncGuard>(new NoSyncGuard((*root_)->no_sync()));
+  }
   void sync_in_backward(const at::Tensor& loss) override { (*root_)->sync_in_backward(loss); }
   torch::nn::Module& wrapper() override {
     return root_ ? static_cast<torch::nn::Module&>(**root_) : *run_.net;
@@ -100,11 +106,17 @@ class Sharded : public Training {
   void make_unit(size_t i, const FullyShardedOptions& options) {
     if (!has_parameters(run_.layers[i])) return;
     const auto id = std::to_string(i);
-    run_.trace.say("auto unit" + id + " = FullyShardedDataParallel(std::dynamic_pointer_cast<Layer>(net->children()[" + id + "]), options);");
+    run_.trace.say(
+        "auto unit" + id +
+        " = FullyShardedDataParallel(std::dynamic_pointer_cast<Layer>(net->children()[" + id +
+        "]), options);");
     auto unit = Unit(run_.layers[i], options);
-    run_.trace.say("net->replace_module(net->named_children()[" + id + "].key(), unit" + id + ".ptr());");
+    run_.trace.say(
+        "net->replace_module(net->named_children()[" + id + "].key(), unit" + id + ".ptr());");
     run_.net->replace_module(run_.net->named_children()[i].key(), unit.ptr());
-    run_.trace.say("net->calls[" + id + "] = [unit" + id + "](at::Tensor x) mutable { return unit" + id + "->forward(x); };");
+    run_.trace.say(
+        "net->calls[" + id + "] = [unit" + id + "](at::Tensor x) mutable { return unit" + id +
+        "->forward(x); };");
     run_.net->calls[i] = [unit](at::Tensor x) mutable { return unit->forward(std::move(x)); };
     run_.units.emplace(i, unit);
   }
@@ -112,21 +124,25 @@ class Sharded : public Training {
   /// Puts each two layers into a net of their own, which becomes a unit.
   void join_pairs(const FullyShardedOptions& options) {
     auto& net = run_.net;
-    run_.trace.say("auto pairs = std::make_shared<Net>(); auto& flat = *net; std::shared_ptr<Net> pair;");
+    run_.trace.say(
+        "auto pairs = std::make_shared<Net>(); auto& flat = *net; std::shared_ptr<Net> pair;");
     auto pairs = std::make_shared<Net>();
     auto& flat = *net;
     std::shared_ptr<Net> pair;
     for (size_t i = 0; i < flat.calls.size(); ++i) {
       run_.trace.say("{ const size_t i = " + std::to_string(i) + ";");
       if (i % 2 == 0) DDP_DO(run_.trace, pair = std::make_shared<Net>());
-      DDP_DO(run_.trace, pair->register_module(flat.named_children()[i].key(), flat.named_children()[i].value()));
+      DDP_DO(
+          run_.trace,
+          pair->register_module(flat.named_children()[i].key(), flat.named_children()[i].value()));
       DDP_DO(run_.trace, pair->calls.push_back(flat.calls[i]));
       if (i % 2 == 1 || i + 1 == flat.calls.size()) add_pair(*pairs, pair, i / 2, options);
       run_.trace.say("}");
     }
     DDP_DO(run_.trace, net = pairs);
   }
-  void add_pair(Net& pairs, std::shared_ptr<Net> pair, size_t number, const FullyShardedOptions& options) {
+  void add_pair(
+      Net& pairs, std::shared_ptr<Net> pair, size_t number, const FullyShardedOptions& options) {
     const auto name = "pair" + std::to_string(number);
     if (pair->parameters().empty()) {
       run_.trace.say("pairs->add(\"" + name + "\", pair);");
@@ -137,7 +153,8 @@ class Sharded : public Training {
     Unit unit(pair, options);
     run_.trace.say("pairs->register_module(\"" + name + "\", unit.ptr());");
     pairs.register_module(name, unit.ptr());
-    run_.trace.say("pairs->calls.push_back([unit](at::Tensor x) mutable { return unit->forward(x); });");
+    run_.trace.say(
+        "pairs->calls.push_back([unit](at::Tensor x) mutable { return unit->forward(x); });");
     pairs.calls.push_back([unit](at::Tensor x) mutable { return unit->forward(std::move(x)); });
   }
 
@@ -148,11 +165,15 @@ class Sharded : public Training {
     trace.say("torch::nn::Sequential layers; auto cut = std::make_shared<Net>();");
     torch::nn::Sequential layers;
     auto cut = std::make_shared<Net>();
-    for (size_t i = 0; i < run_.layers.size(); ++i) layers->push_back(layer_name(i), run_.layers[i]);
-    trace.say("for (auto& child : net->named_children()) layers->push_back(child.key(), std::dynamic_pointer_cast<Layer>(child.value()));");
+    for (size_t i = 0; i < run_.layers.size(); ++i)
+      layers->push_back(layer_name(i), run_.layers[i]);
+    trace.say(
+        "for (auto& child : net->named_children()) layers->push_back(child.key(), "
+        "std::dynamic_pointer_cast<Layer>(child.value()));");
     DDP_DO(trace, fully_shard(layers, 1, options));
     DDP_DO(trace, cut->register_module("layers", layers));
-    DDP_DO(trace, cut->calls.push_back([layers](at::Tensor x) mutable { return layers->forward(x); }));
+    DDP_DO(
+        trace, cut->calls.push_back([layers](at::Tensor x) mutable { return layers->forward(x); }));
     DDP_DO(trace, net = cut);
   }
 
