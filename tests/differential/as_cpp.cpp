@@ -121,7 +121,7 @@ std::string as_cpp(
   test += "      CHECK(std::abs(own.at(name) - value) <= " +
           std::string(program.has("precision") || program.has("hook") ? "1e-2" : "1e-9") +
           " * (1 + std::abs(value)));\n    }\n  }\n}\n";
-  return "// " + text_of(program) + "\n// clang-format off\n" +
+  return "// clang-format off\n// " + text_of(program) + "\n" +
          (outcome.kind.empty() ? ""
                                : "// " + outcome.kind + ": " + as_comment(outcome.text) + "\n") +
          kHead +

@@ -1,5 +1,5 @@
-// seed=0 clip=2 graph=find_unused layer0=linear layer1=sync_batch_norm layer2=residual optimizer=adamw passes=accumulate reduction=SampleWeighted reload=same
 // clang-format off
+// seed=0 clip=2 graph=find_unused layer0=linear layer1=sync_batch_norm layer2=residual optimizer=adamw passes=accumulate reduction=SampleWeighted reload=same
 #include <cmath>
 #include <unistd.h>
 
