@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include <ddp/internal/start_thread.h>
+
 namespace ddp {
 
 OrderedWorkers::OrderedWorkers(size_t workers, size_t depth, Draw draw)
     : depth_(depth), draw_(std::move(draw)) {
   try {
     for (size_t i = 0; i < std::min(workers, depth); ++i) {
-      threads_.emplace_back([this] { work_until_drained(); });
+      threads_.push_back(start_thread([this] { work_until_drained(); }));
     }
   } catch (...) {  // thread creation failed: the threads that run would outlive this object
     stop();

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
 #include <sched.h>
 #include <unistd.h>
+
+#include "launch/core_quota.h"
 
 namespace ddp::launch {
 namespace {
@@ -71,8 +75,12 @@ Environment current_environment() {
 int usable_cores() {
   cpu_set_t cores;
   // Fails on machines with more cores than a cpu_set_t has bits.
-  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
-  return static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+  const bool has_set = ::sched_getaffinity(0, sizeof(cores), &cores) == 0;
+  const int allowed =
+      has_set ? CPU_COUNT(&cores) : static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+  std::ostringstream groups;
+  groups << std::ifstream("/proc/self/cgroup").rdbuf();
+  return std::min(allowed, cores_of_quota(groups.str(), "/sys/fs/cgroup").value_or(allowed));
 }
 
 }  // namespace ddp::launch

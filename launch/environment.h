@@ -47,7 +47,8 @@ std::optional<std::string> own_variable(const char* name);
 /// Reads this process's own environment.
 Environment current_environment();
 
-/// Counts the cores that this process may run on, >= 1.
+/// Counts the cores that this process may run on, >= 1: those of its affinity, and at most those
+/// whose time its control groups' quotas give.
 int usable_cores();
 
 }  // namespace ddp::launch

@@ -13,10 +13,12 @@ class Deadline {
 
   explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(in(timeout)) {}
 
-  /// The time after `timeout`, at most ten years from now: more would overflow the clock.
+  /// Of ten years: a longer one would overflow clocks, ours and those of backends.
+  static constexpr Milliseconds kLongest = std::chrono::hours(24 * 3650);
+
+  /// The time after `timeout`, or after the longest.
   static Clock::time_point in(Milliseconds timeout) {
-    constexpr auto kMost = std::chrono::hours(24 * 3650);
-    return Clock::now() + std::min<Milliseconds>(timeout, kMost);
+    return Clock::now() + std::min(timeout, kLongest);
   }
 
   /// The call's timeout, for messages.

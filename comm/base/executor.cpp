@@ -4,6 +4,8 @@
 #include <deque>
 #include <mutex>
 
+#include <ddp/internal/start_thread.h>
+
 namespace ddp {
 
 /// Shared with the thread, which may outlive the executor.
@@ -16,7 +18,7 @@ struct Executor::State {
 };
 
 Executor::Executor()
-    : state_(std::make_shared<State>()), thread_([state = state_] { run(*state); }) {}
+    : state_(std::make_shared<State>()), thread_(start_thread([state = state_] { run(*state); })) {}
 
 bool Executor::push(Job job) {
   const auto state = state_;  // the job may destroy this executor before notify_all()

@@ -72,7 +72,8 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
       }
       return combine_and_copy_out({group->recv(tensors, op.peer(), op.tag())}, {wires[i]});
     };
-    works.push_back(monitored(name(op), *group, device, start, Peers::Some));
+    const bool sends = op.kind() == P2POp::Kind::Send;
+    works.push_back(monitored_message(sends, op.peer(), op.tag(), *group, device, start));
   }
   return works;
 }

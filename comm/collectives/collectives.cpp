@@ -83,10 +83,9 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   check_peer("send", "dst", dst, tag, *group);
   const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
-  return monitored(
-      "send", *group, tensor.device(),
-      [&] { return combine_and_copy_out({group->send(tensors, dst, tag)}, {}, {wire}); },
-      Peers::Some);
+  return monitored_message(true, dst, tag, *group, tensor.device(), [&] {
+    return combine_and_copy_out({group->send(tensors, dst, tag)}, {}, {wire});
+  });
 }
 
 WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
@@ -95,9 +94,9 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   check_peer("recv", "src", src, tag, *group);
   const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
-  return monitored(
-      "recv", *group, tensor.device(),
-      [&] { return combine_and_copy_out({group->recv(tensors, src, tag)}, {wire}); }, Peers::Some);
+  return monitored_message(false, src, tag, *group, tensor.device(), [&] {
+    return combine_and_copy_out({group->recv(tensors, src, tag)}, {wire});
+  });
 }
 
 WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }

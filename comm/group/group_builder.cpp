@@ -272,7 +272,8 @@ ProcessGroup build_group(
   initialize_logging();
   ignore_broken_pipes();
   const auto environment = read_environment(process_variable);
-  const auto options = resolved(given, environment);
+  auto options = resolved(given, environment);
+  options.timeout(std::min(options.timeout(), Deadline::kLongest));
   const Deadline deadline(std::min(limit, options.timeout()));
   GroupRecipe recipe;
   const auto& backend = options.backend();

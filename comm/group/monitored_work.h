@@ -24,4 +24,11 @@ c10::intrusive_ptr<c10d::Work> monitored(
     c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start, Peers peers = Peers::All,
     WaitOn wait_on = WaitOn::Stream);
 
+/// The same for a message.
+///
+/// \param peer  the rank of the group that sends or receives it.
+c10::intrusive_ptr<c10d::Work> monitored_message(
+    bool sends, int peer, int tag, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start);
+
 }  // namespace ddp

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <ddp/internal/host_name.h>
+#include <ddp/internal/start_thread.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::membership {
@@ -91,7 +92,7 @@ MemberLink::MemberLink(Address address, int slot, std::function<void(const std::
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -10,6 +10,7 @@
 #include "monitor/job_monitor.h"
 #include "monitor/waits/late_wait.h"
 #include "monitor/waits/late_waits.h"
+#include "monitor/waits/message_place.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -68,7 +69,8 @@ std::vector<RankReport> GroupMonitor::waiting_ranks() {
   return {};
 }
 
-/// Appends to `what` which ranks wait where this one does, and where the other ranks wait.
+/// Appends to `what` which ranks wait where this one does, as no other does for a message, and
+/// where the other ranks wait.
 std::string GroupMonitor::add_arrivals(const std::string& what, const std::string& where) {
   const auto waiting = waiting_ranks();
   if (waiting.empty()) return what;
@@ -86,6 +88,7 @@ std::string GroupMonitor::add_arrivals(const std::string& what, const std::strin
         "; rank ", job_rank(rank), " waits in ", place.where,
         in_this_group ? "" : ddp::str(" of process group \"", place.group_name, '"'));
   }
+  if (is_message_place(where)) return what + others + advice_for_message(where, others);
   auto& job = *setup_.job;
   if (is_timeout(job.late_waits().reported_for(), setup_.timeout)) job.expect_no_reader(absent);
   if (elsewhere.empty()) return what + "; all ranks had arrived";

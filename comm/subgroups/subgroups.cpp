@@ -166,7 +166,7 @@ ProcessGroup new_group(
     return list_text(sorted) + (is_own ? ddp::str(" and ", timeout.count(), " ms") : "");
   });
   Subgroup group{sorted, ""};
-  group.timeout = timeout;
+  group.timeout = std::min(timeout, Deadline::kLongest);
   return connect_subgroups(kCall, parent, {group})[0];
 }
 

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <system_error>
 
 #include <sys/prctl.h>
@@ -53,10 +54,26 @@ void restore_signals() {
   ::_exit(written == sizeof(error) ? 127 : 126);
 }
 
+/// The kernel says that there is no such file also where a script's interpreter is not there.
+std::string fault_of_first_line(const std::string& script) {
+  std::string line;
+  if (!std::getline(std::ifstream(script), line) || line.compare(0, 2, "#!") != 0) return "";
+  const bool ends_as_on_windows = line.back() == '\r';
+  if (ends_as_on_windows) line.pop_back();
+  return ". It is there, and its first line asks for an interpreter that is not: '" + line + "'" +
+         (ends_as_on_windows
+              ? ", which ends with a carriage return. Save it with line ends of Unix "
+                "(sed -i 's/\\r$//' " +
+                    script + ")"
+              : "");
+}
+
 }  // namespace
 
 CannotExecute::CannotExecute(const std::string& program, int error)
-    : std::runtime_error("cannot execute '" + program + "': " + std::strerror(error)),
+    : std::runtime_error(
+          "cannot execute '" + program + "': " + std::strerror(error) +
+          (error == ENOENT ? fault_of_first_line(program) : "")),
       exit_code_(error == ENOENT ? 127 : 126) {}
 
 pid_t spawn(
@@ -69,7 +86,12 @@ pid_t spawn(
 
   // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
   const pid_t pid = ::fork();
-  if (pid < 0) throw std::system_error(errno, std::generic_category(), "cannot start a process");
+  if (pid < 0) {
+    throw std::system_error(
+        errno, std::generic_category(),
+        errno == EAGAIN ? "cannot start a process: raise `ulimit -u`, or its container's pids.max"
+                        : "cannot start a process");
+  }
   if (pid == 0) {
     exec_in_child(arguments.data(), variables.data(), fds, parent, exec_error.write.get());
   }

@@ -1,10 +1,13 @@
 #include "comm/base/executor.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -28,6 +31,24 @@ TEST_CASE("an executor runs all pushed jobs in order before it ends", "[comm][pu
     for (const char job : {'b', 'c'}) executor.push([&order, job] { order += job; });
   }
   CHECK(order == "abc");
+}
+
+TEST_CASE("where no thread can start the text says which limit to raise", "[comm][pure]") {
+  // A stack that no process has memory for.
+  pthread_attr_t before, huge;
+  REQUIRE(pthread_getattr_default_np(&before) == 0);
+  REQUIRE(pthread_attr_init(&huge) == 0);
+  REQUIRE(pthread_attr_setstacksize(&huge, size_t{1} << 50) == 0);
+  REQUIRE(pthread_setattr_default_np(&huge) == 0);
+  std::string text;
+  try {
+    const Executor executor;
+  } catch (const std::system_error& error) {
+    text = error.what();
+  }
+  REQUIRE(pthread_setattr_default_np(&before) == 0);
+  CHECK_THAT(text, ContainsText("threads: expected to start one more"));
+  CHECK_THAT(text, ContainsText("`ulimit -u`"));
 }
 
 TEST_CASE("an executor that is closed accepts no jobs", "[comm][pure]") {

@@ -300,6 +300,27 @@ TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks]
                      ContainsText("[0]") && ContainsText("[1]"));
 }
 
+TEST_CASE("a timeout may be the longest that there is", "[comm][ranks]") {
+  constexpr auto kLongest = std::chrono::milliseconds::max();
+  const auto sums = ddp::testing::run_ranks<double>(2, [&](const Rank& self) {
+    const auto group = ddp::make_process_group(
+        ProcessGroupOptions()
+            .backend(self.group->getBackend(at::kCPU)->getBackendName())
+            .store(c10::make_intrusive<c10d::PrefixStore>("longest", self.store))
+            .rank(self.rank)
+            .world_size(2)
+            .timeout(kLongest));
+    const auto part = ddp::new_group({0, 1}, kLongest, group);
+    auto tensor = at::ones({1});
+    // Long enough that the other rank looks for the cause.
+    if (self.rank == 1) std::this_thread::sleep_for(1500ms);
+    ddp::all_reduce(tensor, group);
+    ddp::all_reduce(tensor, part);
+    return tensor.item<double>();
+  });
+  CHECK(sums == std::vector<double>(2, 4));
+}
+
 TEST_CASE(
     "every rank that arrived names the missing ranks of a world", "[comm][ranks][errors][once]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();

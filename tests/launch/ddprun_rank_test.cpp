@@ -1,8 +1,11 @@
 // The environment, descriptors and signals with which a rank starts.
+#include <sys/stat.h>
+
 #include <string>
 #include <vector>
 
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -109,6 +112,27 @@ TEST_CASE("a program that cannot be executed is reported once", "[process]") {
   job = run(ddprun({"-n", "4", "/etc/passwd"}));
   CHECK(job.code == 126);
   CHECK(job.err == "ddprun: cannot execute '/etc/passwd': Permission denied\n");
+}
+
+TEST_CASE("a script whose interpreter is missing is told from one that is", "[process]") {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* first_line) {
+    const auto path = folder.write("script", std::string(first_line) + "echo started\n");
+    ::chmod(path.c_str(), 0755);
+    return path;
+  };
+  auto path = write("#!/bin/sh\r\n");
+  auto job = run(ddprun({"-n", "2", path}));
+  CHECK(job.code == 127);
+  CHECK_THAT(
+      job.err, ContainsText(
+                   "cannot execute '" + path +
+                   "': No such file or directory. It is there, "
+                   "and its first line asks for an interpreter that is not: '#!/bin/sh', "
+                   "which ends with a carriage return"));
+  path = write("#!/no/such/interpreter\n");
+  job = run(ddprun({"-n", "2", path}));
+  CHECK_THAT(job.err, ContainsText("that is not: '#!/no/such/interpreter'\n"));
 }
 
 TEST_CASE("a bad command line starts nothing", "[process]") {

@@ -1,8 +1,13 @@
 #include "launch/environment.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
+
+#include "launch/core_quota.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -75,6 +80,39 @@ TEST_CASE("OMP_NUM_THREADS: the option, else the user's, else a share of the cor
   auto options = job(2);
   options.omp_threads = 3;
   CHECK(omp_threads(options, "7", 8) == "3");
+}
+
+TEST_CASE("the quotas of control groups count, of both versions and of all above", "[pure]") {
+  ddp::testing::TemporaryFolder mount;
+  const auto put = [&](const std::string& folder, const std::string& file, const char* text) {
+    for (size_t slash = 0; slash != std::string::npos;) {
+      slash = folder.find('/', slash + 1);
+      ::mkdir(mount.file(folder.substr(0, slash)).c_str(), 0777);
+    }
+    mount.write(folder + '/' + file, text);
+  };
+  const auto cores = [&](const std::string& groups) {
+    return cores_of_quota(groups, mount.path());
+  };
+  CHECK_FALSE(cores("0::/\n"));
+  CHECK_FALSE(cores(""));
+  CHECK_FALSE(cores("no control group\n"));
+
+  put("job/rank", "cpu.max", "max 100000\n");
+  CHECK_FALSE(cores("0::/job/rank\n"));
+  put("job", "cpu.max", "450000 100000\n");
+  CHECK(cores("0::/job/rank\n") == 4);
+  CHECK(cores("0::/job/of/the/host\n") == 4);
+  put(".", "cpu.max", "50000 100000\n");
+  CHECK(cores("0::/elsewhere\n") == 1);
+  CHECK(cores("0::/job/rank\n") == 1);
+
+  put("cpu,cpuacct/a", "cpu.cfs_quota_us", "-1\n");
+  put("cpu,cpuacct/a", "cpu.cfs_period_us", "100000\n");
+  const std::string first_version = "5:memory:/job\n4:cpu,cpuacct:/a/b\n";
+  CHECK_FALSE(cores(first_version));
+  put("cpu,cpuacct/a", "cpu.cfs_quota_us", "300000\n");
+  CHECK(cores(first_version) == 3);
 }
 
 TEST_CASE("there is at least one usable core", "[pure]") { CHECK(usable_cores() >= 1); }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <ddp/internal/start_thread.h>
+
 #include "base/deadline.h"
 
 namespace ddp::backends {
@@ -25,7 +27,7 @@ GlooPointToPoint::~GlooPointToPoint() {
 }
 
 void GlooPointToPoint::start() {
-  if (claim()) waiter_ = std::thread([this] { finish_transfer(timeout_); });
+  if (claim()) waiter_ = start_thread([this] { finish_transfer(timeout_); });
 }
 
 bool GlooPointToPoint::isCompleted() {

@@ -9,6 +9,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/start_thread.h>
 #include <ddp/internal/text.h>
 
 #include "backends/mpi/channel.h"
@@ -87,7 +88,7 @@ void MpiThread::push(std::function<void()> task) {
     if (!thread_.joinable()) {
       // Called before finish(), for it was registered later.
       on_exit([](int code, void* self) { static_cast<MpiThread*>(self)->note_exit(code); }, this);
-      thread_ = std::thread([this] { run(); });
+      thread_ = start_thread([this] { run(); });
     }
     tasks_.push_back(std::move(task));
     has_tasks_ = true;

@@ -174,7 +174,9 @@ DDP_API c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
 
 /// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag.
 ///
-/// Messages of one sender and one tag arrive in the order of sending.
+/// Messages of one sender and one tag arrive in the order of sending. A send ends once its message
+/// is received: ranks that send to each other both start with send_async, or one of them receives
+/// first.
 ///
 /// \param tag  from 0 to 2^30 - 1.
 DDP_API void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});

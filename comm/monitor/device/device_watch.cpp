@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/start_thread.h>
 
 namespace ddp {
 namespace {
@@ -36,7 +37,7 @@ struct DeviceWatch::State {
 };
 
 DeviceWatch::DeviceWatch() : state_(std::make_shared<State>()) {
-  thread_ = std::thread([state = state_] { run(*state); });
+  thread_ = start_thread([state = state_] { run(*state); });
 }
 
 DeviceWatch::~DeviceWatch() {

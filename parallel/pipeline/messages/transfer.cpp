@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/start_thread.h>
 
 namespace ddp {
 namespace {
@@ -54,7 +55,7 @@ TransferThread::~TransferThread() {
 }
 
 void TransferThread::start(std::function<void()> work) {
-  thread_ = std::thread([this, work = std::move(work)] { run(work); });
+  thread_ = start_thread([this, work = std::move(work)] { run(work); });
 }
 
 void TransferThread::run(const std::function<void()>& work) noexcept {

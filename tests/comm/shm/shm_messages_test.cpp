@@ -74,6 +74,31 @@ TEST_CASE("more messages than the ring holds arrive in their order", "[shm]") {
   CHECK(errors == std::vector<std::string>(2));
 }
 
+TEST_CASE("a message arrives behind more than the ring holds that nobody has asked for", "[shm]") {
+  constexpr int kBefore = 200;  // more than kMostMessages
+  const int64_t numel = GENERATE(kShort, kLong);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        std::vector<WorkPtr> works;
+        std::vector<at::Tensor> tensors;
+        for (int i = 0; i <= kBefore && self.rank == 0; ++i) {
+          tensors.push_back(at::full({numel}, i, at::kInt));
+          works.push_back(start_send(self, tensors[i], 1, i < kBefore ? 0 : 1));
+        }
+        const auto receive = [&](int tag, int value) {
+          auto tensor = at::zeros({numel}, at::kInt);
+          start_recv(self, tensor, 0, tag)->wait();
+          TORCH_CHECK(tensor.eq(value).all().item<bool>(), "another message than ", value);
+        };
+        if (self.rank == 1) receive(1, kBefore);
+        for (int i = 0; i < kBefore && self.rank == 1; ++i) receive(0, i);
+        for (const auto& work : works) work->wait();
+      },
+      over_shm(10s));
+  CHECK(errors == std::vector<std::string>(2));
+}
+
 TEST_CASE("a message goes on when its handle is dropped", "[shm]") {
   const int64_t numel = GENERATE(kShort, kLong);
   const auto results = run_ranks<int>(

@@ -14,6 +14,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/packed_texts.h>
+#include <ddp/internal/start_thread.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"
@@ -69,7 +70,7 @@ ElasticLeaders::ElasticLeaders(Settings settings, at::Tensor outer)
       generations_(Generations::Settings{settings_.coordinator, /*slot=*/-1, settings_.group}),
       outer_(std::move(outer)),
       piece_(kFirstPiece) {
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
 }
 
 ElasticLeaders::~ElasticLeaders() {

@@ -45,7 +45,7 @@ class Send : public Operation {
       std::memcpy(packet_.data() + sizeof envelope, tensor_.const_data_ptr(), bytes);
     }
     envelope_sent_.emplace(channel->messages);
-    envelope_sent_->send(packet_.data(), packet_.size(), to_, tag_);
+    envelope_sent_->send(packet_.data(), packet_.size(), to_, tag_, &MPI_Issend);
     elements_sent_.emplace(channel->elements);
     if (is_short) return;
     elements_sent_->send(tensor_.const_data_ptr(), bytes, to_, tag_of_elements(envelope.number));

@@ -23,11 +23,11 @@ void in_messages(size_t bytes, const Post& post) {
 
 }  // namespace
 
-void Transfers::send(const void* data, size_t bytes, int to, int tag) {
+void Transfers::send(const void* data, size_t bytes, int to, int tag, Start start) {
   in_messages(bytes, [&](size_t offset, int count) {
     messages_.push_back({count, std::nullopt});
     check_mpi(
-        MPI_Isend(
+        start(
             static_cast<const char*>(data) + offset, count, MPI_BYTE, to, tag, communicator_,
             &requests_.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Isend");

@@ -17,7 +17,10 @@ class Transfers {
  public:
   explicit Transfers(MPI_Comm communicator) : communicator_(communicator) {}
 
-  void send(const void* data, size_t bytes, int to, int tag);
+  using Start = decltype(&MPI_Isend);
+
+  /// \param start  MPI_Issend: the message is over once it is received, not once it is copied.
+  void send(const void* data, size_t bytes, int to, int tag, Start start = &MPI_Isend);
   void receive(void* data, size_t bytes, int from, int tag);
   /// Whether all messages so far have left, and arrived: their memory is free.
   ///

@@ -16,8 +16,10 @@
 namespace ddp::backends::shm {
 namespace {
 
-// A message up to this size ends for its sender once it is copied.
+// A tensor in the arena up to this size is copied, so that it arrives also if its sender leaves.
 constexpr size_t kMostBytesOfShort = size_t{64} << 10;
+
+TakenFlag& flag_at(std::byte* place) { return *reinterpret_cast<TakenFlag*>(place); }
 
 }  // namespace
 
@@ -60,6 +62,8 @@ void Mailbox::send(Message message) {
     assign(copy, message.tensor);
     message.tensor = copy;
   }
+  sent.taken = arena_.allocate(sizeof(TakenFlag), at::kByte, Arena::OnRelease::kKeep);
+  new (bytes_of(sent.taken)) TakenFlag(0);
   sent.deadline = Deadline::in(message.timeout);
   sent.message = std::move(message);
   const std::lock_guard lock(mutex_);
@@ -84,7 +88,8 @@ bool Mailbox::can_progress() const {
     const auto* from = ring(peer, rank_);
     if (from != nullptr && from->sent.load() > seen.arrived.load()) return true;
     const auto* to = ring(rank_, peer);
-    if (to != nullptr && to->taken.load() > seen.taken.load()) return true;
+    if (to == nullptr) continue;
+    if (to->read.load() > seen.read.load() || to->taken.load() > seen.taken.load()) return true;
   }
   return false;
 }
@@ -111,19 +116,24 @@ void Mailbox::progress_locked(Ends& ends) {
 
 void Mailbox::find_arrived() {
   for (int from = 0; from < monitor_.size(); ++from) {
-    const auto* messages = ring(from, rank_);
+    auto* messages = ring(from, rank_);
     if (messages == nullptr) continue;
     auto& seen = seen_[static_cast<size_t>(from)].arrived;
     const uint64_t sent = messages->sent.load();
-    for (uint64_t number = seen.load(); number < sent; ++number) arrived_.push_back({from, number});
+    if (seen.load() == sent) continue;
+    for (uint64_t number = seen.load(); number < sent; ++number) {
+      arrived_.push_back({from, messages->envelopes[number % kMostMessages]});
+    }
     seen = sent;
+    messages->read = sent;
+    monitor_.doorbell().ring();  // for a sender that waits for a slot
   }
 }
 
 void Mailbox::take_arrived(Ends& ends) {
   std::vector<bool> is_lost(static_cast<size_t>(monitor_.size()));  // and what came after it
   for (auto it = arrived_.begin(); it != arrived_.end() && refused_.empty();) {
-    const auto& envelope = ring(it->from, rank_)->envelopes[it->number % kMostMessages];
+    const auto& envelope = it->envelope;
     const auto fits = [&](const Posted& posted) {
       const auto& wanted = posted.message;
       return wanted.tag == envelope.tag &&
@@ -146,21 +156,20 @@ void Mailbox::take_arrived(Ends& ends) {
 ///
 /// \return  false if its sender has stopped, and may have written something else to its memory.
 bool Mailbox::take(const Arrived& arrived, const Message& message) {
-  auto& messages = *ring(arrived.from, rank_);
-  const auto envelope = messages.envelopes[arrived.number % kMostMessages];
+  const auto& envelope = arrived.envelope;
+  auto* const senders = monitor_.memory_of(arrived.from);
   const auto& tensor = message.tensor;
   refused_ = problem_of_message(
       {envelope.numel, envelope.dtype}, tensor, monitor_.rank_at(arrived.from), message.tag,
       monitor_.own_rank(), monitor_.size());
   if (!refused_.empty()) return true;
   if (tensor.numel() > 0) {
-    std::memcpy(
-        bytes_of(tensor), monitor_.memory_of(arrived.from) + envelope.offset, tensor.nbytes());
+    std::memcpy(bytes_of(tensor), senders + envelope.offset, tensor.nbytes());
   }
   std::atomic_thread_fence(std::memory_order_acquire);  // the copy before the look
   if (envelope.is_copy == 0 && monitor_.has_stopped(arrived.from)) return false;
-  messages.taken_from[arrived.number % kMostMessages] = arrived.number + 1;
-  ++messages.taken;
+  flag_at(senders + envelope.taken) = 1;
+  ++ring(arrived.from, rank_)->taken;
   monitor_.doorbell().ring();
   return true;
 }
@@ -178,42 +187,40 @@ std::exception_ptr Mailbox::refusal() const {
 void Mailbox::advance_sends(Ends& ends) {
   for (int peer = 0; peer < monitor_.size(); ++peer) {
     const auto* messages = ring(rank_, peer);
-    if (messages != nullptr) seen_[static_cast<size_t>(peer)].taken = messages->taken.load();
+    if (messages == nullptr) continue;
+    auto& seen = seen_[static_cast<size_t>(peer)];
+    seen.read = messages->read.load();
+    seen.taken = messages->taken.load();
   }
   for (auto it = sent_.begin(); it != sent_.end();) {
-    if (!it->is_in_ring && !put_into_ring(*it)) {
+    if (!it->is_in_ring) put_into_ring(*it);
+    if (flag_at(bytes_of(it->taken)) == 0) {
       ++it;
       continue;
     }
-    auto& message = it->message;
-    const bool is_taken = ring(rank_, message.peer)->has_taken(it->number);
-    const bool is_short = message.tensor.nbytes() <= kMostBytesOfShort;
-    if ((is_taken || is_short) && !std::exchange(it->has_ended, true)) {
-      end(message, nullptr, rank_, ends);
-    }
-    it = is_taken ? sent_.erase(it) : std::next(it);
+    end(it->message, nullptr, rank_, ends);
+    it = sent_.erase(it);
   }
 }
 
-/// \return  whether there was a slot.
-bool Mailbox::put_into_ring(Sent& sent) {
+/// Does nothing if there is no slot.
+void Mailbox::put_into_ring(Sent& sent) {
   const auto& message = sent.message;
   auto& messages = ring_to(message.peer);
-  if (messages.sent.load() != sent.number || !messages.has_slot_for(sent.number)) return false;
+  if (messages.sent.load() != sent.number || !messages.has_slot_for(sent.number)) return;
   Envelope envelope;
   envelope.tag = message.tag;
   envelope.is_copy = sent.is_copy ? 1 : 0;
   envelope.dtype = static_cast<int64_t>(message.tensor.scalar_type());
   envelope.numel = message.tensor.numel();
   envelope.offset = arena_.offset_of(message.tensor).value_or(0);
+  envelope.taken = arena_.offset_at(bytes_of(sent.taken));
   messages.envelopes[sent.number % kMostMessages] = envelope;
   messages.sent = sent.number + 1;
   sent.is_in_ring = true;
   monitor_.doorbell().ring();
-  return true;
 }
 
-// Moves the callback out, because a message may stay here for its receiver.
 void Mailbox::end(Message& message, const std::exception_ptr& error, int source, Ends& ends) {
   --active_;
   ends.push_back([on_end = std::move(message.on_end), error, source] { on_end(error, source); });
@@ -261,7 +268,6 @@ PeerFailure Mailbox::first_failure() const {
     if (!failure.what.empty()) return failure;
   }
   for (const auto& sent : sent_) {
-    if (sent.has_ended) continue;
     auto failure = failure_of("send", sent.message, sent.deadline);
     if (!failure.what.empty()) return failure;
   }
@@ -275,9 +281,12 @@ Mailbox::Ends Mailbox::abort(const std::string& why) {
   abort_reason_ = why;
   const auto error = backend_error(why);
   for (auto& sent : sent_) {
-    if (!sent.has_ended) end(sent.message, error, rank_, ends);
+    end(sent.message, error, rank_, ends);
+    if (!sent.is_in_ring) continue;
     // The receiver may still copy it.
-    if (sent.is_in_ring) arena_.keep(std::make_shared<at::Tensor>(sent.message.tensor));
+    for (const auto& memory : {sent.message.tensor, sent.taken}) {
+      arena_.keep(std::make_shared<at::Tensor>(memory));
+    }
   }
   for (auto& posted : posted_) end(posted.message, error, rank_, ends);
   sent_.clear();

@@ -39,8 +39,7 @@ struct Message {
 /// A sender puts an envelope into a ring in shared memory, and the receiver copies the elements
 /// from the sender's memory. Messages of one sender and tag are received in the order of sending,
 /// and receives that fit the same message in the order of their calls, whatever order they are
-/// waited for. A short message has ended for its sender once it is copied, a long one once it is
-/// taken.
+/// waited for. A message has ended for its sender once it is taken, whatever its size.
 ///
 /// Thread safety: all members.
 class Mailbox {
@@ -81,10 +80,10 @@ class Mailbox {
   struct Sent {
     Message message;
     Clock::time_point deadline;
-    uint64_t number = 0;  // in its ring, if it is there
+    at::Tensor taken;     // holds a TakenFlag
+    uint64_t number = 0;  // among this rank's messages to the peer
     bool is_in_ring = false;
     bool is_copy = false;
-    bool has_ended = false;  // for the caller
   };
   struct Posted {
     Message message;
@@ -92,12 +91,13 @@ class Mailbox {
   };
   struct Arrived {
     int from;
-    uint64_t number;
+    Envelope envelope;
   };
   /// What can_progress() compares, without a lock, for each other rank.
   struct Seen {
     std::atomic<uint64_t> arrived{0};  // of its messages
-    std::atomic<uint64_t> taken{0};    // of this rank's messages
+    std::atomic<uint64_t> read{0};     // of this rank's messages
+    std::atomic<uint64_t> taken{0};
   };
 
   MessageRing* ring(int from, int to) const;
@@ -109,7 +109,7 @@ class Mailbox {
   bool take(const Arrived& arrived, const Message& message);
   std::exception_ptr refusal() const;
   void advance_sends(Ends& ends);
-  bool put_into_ring(Sent& sent);
+  void put_into_ring(Sent& sent);
   PeerFailure first_failure() const;
   void end(Message& message, const std::exception_ptr& error, int source, Ends& ends);
   PeerFailure failure_of(

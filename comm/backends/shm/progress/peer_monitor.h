@@ -47,7 +47,7 @@ class PeerMonitor {
   int rank_at(int place) const { return peers_[static_cast<size_t>(place)].rank; }
   int own_rank() const { return rank_at(rank_); }
   /// A rank's arena.
-  const std::byte* memory_of(int place) const {
+  std::byte* memory_of(int place) const {
     return peers_[static_cast<size_t>(place)].memory->data();
   }
 

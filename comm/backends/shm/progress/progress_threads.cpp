@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include <ddp/internal/start_thread.h>
+
 #include "progress_engine.h"
 
 namespace ddp::backends::shm {
@@ -85,8 +87,8 @@ void ProgressThreads::wake_one() {
 }
 
 void ProgressThreads::start_thread() {
-  threads_.emplace_back(
-      [this, generation = generation_, place = started_] { run(generation, place); });
+  threads_.push_back(ddp::start_thread(
+      [this, generation = generation_, place = started_] { run(generation, place); }));
   ++started_;
 }
 

@@ -7,7 +7,7 @@
 
 namespace ddp::backends::shm {
 
-/// How many messages of one rank to another can lie in their ring. Later ones wait for a slot.
+/// How many envelopes of one rank to another can lie in their ring. Later ones wait for a slot.
 constexpr size_t kMostMessages = 64;
 
 /// A message that one rank sends to another.
@@ -18,27 +18,25 @@ struct Envelope {
   int64_t dtype = 0;  // at::ScalarType
   int64_t numel = 0;
   uint64_t offset = 0;  // of the elements in the sender's segment, in bytes
+  uint64_t taken = 0;   // the same of a TakenFlag
 };
 
-/// The messages of one rank to another, in the order of sending. Message i lies in slot
-/// i % kMostMessages. The receiver takes them in any order, because it chooses by tag.
+/// Written by the receiver, to the sender's segment, once it has copied the elements.
+using TakenFlag = std::atomic<uint32_t>;
+static_assert(TakenFlag::is_always_lock_free, "processes share it");
+
+/// The messages of one rank to another, in the order of sending. Envelope i lies in slot
+/// i % kMostMessages until the receiver, which chooses by tag and may want a later one first, has
+/// read it.
 struct MessageRing {
   /// Written by the sender: how many messages were sent. Envelope i is valid once this is above i.
   alignas(64) std::atomic<uint64_t> sent{0};
-  /// Written by the receiver: how many messages it has taken, and for each slot one more than the
-  /// number of the last message that was taken from it.
-  alignas(64) std::atomic<uint64_t> taken{0};
-  std::array<std::atomic<uint64_t>, kMostMessages> taken_from{};
+  /// Written by the receiver: how many envelopes it has read, and how many messages it has taken.
+  alignas(64) std::atomic<uint64_t> read{0};
+  std::atomic<uint64_t> taken{0};
   std::array<Envelope, kMostMessages> envelopes;
 
-  /// Whether message `number` has been taken.
-  bool has_taken(uint64_t number) const {
-    return taken_from[number % kMostMessages].load() > number;
-  }
-  /// Whether message `number` has a slot, because the one before it there was taken.
-  bool has_slot_for(uint64_t number) const {
-    return number < kMostMessages || has_taken(number - kMostMessages);
-  }
+  bool has_slot_for(uint64_t number) const { return number < read.load() + kMostMessages; }
 };
 
 }  // namespace ddp::backends::shm

@@ -189,6 +189,8 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   FlightRecord flight_record() const;
 
   int rank() const { return setup_.rank; }
+  /// The number in the job of a rank of the group.
+  int job_rank(int rank) const;
   int size() const { return setup_.size; }
   /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])"; in an axis of a
   /// mesh "rank 5 of 8 (dp 1, tp 0)".
@@ -199,7 +201,6 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   struct DeviceWait;
 
   bool is_watching() const;
-  int job_rank(int rank) const;
   std::vector<int> job_ranks() const;
   std::function<std::optional<std::string>(c10d::Store&)> make_comparison(
       const std::string& where) const;

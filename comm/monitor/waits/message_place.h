@@ -1,0 +1,16 @@
+// Where a rank waits that sends or receives a message: there no other rank waits.
+#pragma once
+
+#include <string>
+
+namespace ddp {
+
+/// "send to rank 1 with tag 0".
+std::string message_place(bool sends, int peer, int tag);
+
+bool is_message_place(const std::string& where);
+
+/// What to do where a rank waits in `where` and others as `others` says: "" if that is not known.
+std::string advice_for_message(const std::string& where, const std::string& others);
+
+}  // namespace ddp
