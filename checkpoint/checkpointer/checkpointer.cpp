@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/file_io.h>
 
 #include "checkpointer/checkpointed_run.h"
 #include "checkpointer/loading.h"
@@ -43,7 +44,7 @@ struct Checkpointer::Impl {
   Saving saving;
 };
 
-Checkpointer::Checkpointer(std::string folder, const CheckpointerOptions& options) {
+Checkpointer::Checkpointer(const std::string& folder, const CheckpointerOptions& options) {
   DDP_CHECK_VALUE(
       !folder.empty(), "Checkpointer: expected the name of a folder, got \"\". Name one.");
   DDP_CHECK_VALUE(
@@ -51,7 +52,7 @@ Checkpointer::Checkpointer(std::string folder, const CheckpointerOptions& option
       "CheckpointerOptions: expected keep_last, every_steps and every >= 0, got ",
       options.keep_last(), ", ", options.every_steps(), " and ", options.every().count(),
       " s. Leave out what is not wanted.");
-  impl_ = std::make_unique<Impl>(std::move(folder), options);
+  impl_ = std::make_unique<Impl>(absolute_path(folder), options);
 }
 
 Checkpointer::~Checkpointer() = default;

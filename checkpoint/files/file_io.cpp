@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -142,6 +143,13 @@ FileSum sum_of_file(const std::string& path) {
     sum.crc32c = crc32c(sum.crc32c, block.data(), count);
   }
   return sum;
+}
+
+std::string absolute_path(const std::string& path) {
+  if (path.front() == '/') return path;
+  std::array<char, PATH_MAX> folder{};
+  check_system(getcwd(folder.data(), folder.size()) != nullptr, "find the folder of", path);
+  return std::string(folder.data()) + "/" + path;
 }
 
 PathKind kind_of_path(const std::string& path) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ddp/internal/check.h>
+#include <ddp/zero.h>
 
 #include "join/join_context.h"
 
@@ -27,6 +28,19 @@ const std::vector<Joinable*>& checked(
   return joinables;
 }
 
+void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  for (auto* optimizer : optimizers) {
+    DDP_CHECK_VALUE(
+        optimizer,
+        "JoinOptions::optimizers: expected optimizers, got a null pointer. Leave it out.");
+    DDP_CHECK_VALUE(
+        dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer) == nullptr,
+        "JoinOptions::optimizers: expected optimizers whose whole state each rank has, got a "
+        "ZeroRedundancyOptimizer, which ranks without input step with the others. Leave it out; "
+        "without overlap it is one of the objects: ddp::join({model.get(), &optimizer}, body).");
+  }
+}
+
 }  // namespace
 
 void notify_join(Joinable& joinable) {
@@ -39,6 +53,7 @@ void join(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body,
     const JoinOptions& options) {
   checked(joinables, body);
+  check_optimizers(options.optimizers());
   if (!options.enable()) return body();
   JoinContext context(joinables, options);
   std::vector<std::unique_ptr<JoinHook>> hooks;

@@ -18,6 +18,18 @@ namespace {
 
 constexpr uint64_t kSeedOffset = 2718;  // Megatron-LM's
 
+/// SplitMix64: seeds that differ by one, or by a rank's number, have nothing in common.
+uint64_t mixed(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+uint64_t seed_of_rank(uint64_t seed, const ProcessGroup& group) {
+  return mixed(mixed(seed + kSeedOffset) + static_cast<uint64_t>(group->getRank()));
+}
+
 std::vector<c10::Device> devices_in_use() {
   std::vector<c10::Device> devices{c10::Device(at::kCPU)};
   const auto accelerator = at::getAccelerator();
@@ -52,8 +64,7 @@ struct TensorParallelRng::Impl {
     active_group = group.get();
     for (const auto& device : devices_in_use()) {
       const auto& generator = at::globalContext().defaultGenerator(device);
-      const auto seed =
-          generator.current_seed() + kSeedOffset + static_cast<uint64_t>(group->getRank());
+      const auto seed = seed_of_rank(generator.current_seed(), group);
       swapped.push_back({generator, random_stream_of(group, device, seed)});
     }
     swap();
@@ -80,5 +91,19 @@ TensorParallelRng::TensorParallelRng(const GroupArg& group)
     : impl_(std::make_unique<Impl>(group.get())) {}
 
 TensorParallelRng::~TensorParallelRng() = default;
+
+void TensorParallelRng::manual_seed(uint64_t seed, const GroupArg& group) {
+  const auto& ranks = group.get();
+  DDP_CHECK(
+      active_group == nullptr,
+      "TensorParallelRng::manual_seed: expected no guard around it, got one ", on_rank_text(*ranks),
+      ". Call it before.");
+  const auto of_rank = seed_of_rank(seed, ranks);
+  for (const auto& device : devices_in_use()) {
+    auto stream = random_stream_of(ranks, device, of_rank);
+    const std::lock_guard lock(stream.mutex());
+    stream.set_current_seed(of_rank);
+  }
+}
 
 }  // namespace ddp

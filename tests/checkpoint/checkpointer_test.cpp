@@ -1,7 +1,11 @@
 // The contents of a checkpoint, and its files.
 #include "checkpoint/checkpointing.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <limits>
 #include <optional>
 #include <set>
@@ -127,6 +131,30 @@ TEST_CASE("a folder's name may have any characters", "[checkpoint][ranks]") {
     return checkpointer.load_latest().value_or(-1);
   });
   CHECK(loaded == std::vector<int64_t>{2, 2});
+}
+
+TEST_CASE("a relative folder stays where it was named", "[checkpoint][ranks]") {
+  const TemporaryFolder folder, elsewhere;
+  std::array<char, PATH_MAX> before{};
+  REQUIRE(getcwd(before.data(), before.size()) != nullptr);
+  const auto go_to = [](const std::string& path) {
+    TORCH_CHECK(chdir(path.c_str()) == 0, "cannot go to ", path);
+  };
+  const auto loaded = run_ranks<int64_t>(1, [&](const Rank& self) {
+    go_to(folder.path());
+    TrainingRun run(self);
+    ddp::Checkpointer checkpointer("run/one", options_of(self));
+    run.add_to(checkpointer);
+    checkpointer.save(1);
+    go_to(elsewhere.path());
+    checkpointer.save(2);
+    checkpointer.wait();
+    return checkpointer.load_latest().value_or(-1);
+  });
+  go_to(before.data());
+  CHECK(loaded == std::vector<int64_t>{2});
+  CHECK(names_in(folder.file("run/one")).size() == 2);
+  CHECK(names_in(elsewhere.path()).empty());
 }
 
 TEST_CASE("step numbers may be as large as int64 allows", "[checkpoint][ranks]") {

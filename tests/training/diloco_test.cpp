@@ -134,6 +134,49 @@ TEST_CASE("DiLoCo equals a simulation in one process", "[diloco][ranks]") {
   }
 }
 
+TEST_CASE("double parameters keep their precision", "[diloco][ranks]") {
+  const auto options =
+      DiLoCoOptions().sync_every(2).outer_lr(1).outer_momentum(0).wire(Wire::Float32);
+  const auto of = [](int64_t region) {
+    return Tensors{
+        at::full({3}, 1 + 1e-12, at::kDouble), at::full({2}, 0.1F, at::kFloat),
+        at::full({2}, M_PI, at::kDouble) + static_cast<double>(region)};
+  };
+  struct Seen {
+    Tensors begun, ended;
+    std::string saved;
+  };
+  const auto seen = run_ranks<Seen>(4, [&](const Rank& self) {
+    auto [region, own] = place(self, 2, options);
+    const auto parameters = of(region);
+    DiLoCo diloco(parameters, own);
+    Seen result;
+    for (const auto& parameter : parameters) result.begun.push_back(parameter.clone());
+    for (int step = 0; step < 2; ++step) {
+      for (const auto& parameter : parameters) {
+        parameter.add_(1e-6 * static_cast<double>(region + 1));
+      }
+      diloco.average_parameters(parameters);
+    }
+    diloco.finish();
+    result.ended = parameters;
+    result.saved = bytes_of(diloco);
+    auto archive = archive_of(result.saved);
+    diloco.load(archive);
+    TORCH_CHECK(bytes_of(diloco) == result.saved, "not what was saved");
+    return result;
+  });
+  const auto first = of(0);
+  for (const auto& [begun, ended, saved] : seen) {
+    for (size_t i = 0; i < first.size(); ++i) {
+      CHECK(at::equal(begun[i], first[i]));
+      const double tolerance = first[i].scalar_type() == at::kDouble ? 1e-12 : 1e-7;
+      CHECK((ended[i] - first[i] - 3e-6).abs().max().item<double>() < tolerance);
+      CHECK(at::equal(ended[i], seen[0].ended[i]));
+    }
+  }
+}
+
 TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[diloco][ranks]") {
   const auto wire = GENERATE(Wire::Float32, Wire::BFloat16, Wire::Int8);
   const int regions = GENERATE(2, 3);

@@ -100,6 +100,13 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a hierarchy of one level has braces as others", "[local_sgd][pure][errors]") {
+  // Without a default group each ends in an error: what counts is that they compile.
+  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 4}}));
+  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 4}}, 10));
+  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 2}, {4, 4}}));
+}
+
 TEST_CASE("an averager saves its count", "[local_sgd][ranks]") {
   const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
     ddp::PeriodicModelAverager averager(3, 0, self.group);

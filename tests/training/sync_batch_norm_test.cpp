@@ -352,10 +352,50 @@ TEST_CASE("convert_sync_batchnorm names modules that it cannot convert", "[pure]
   torch::nn::Sequential net(torch::nn::BatchNorm1d(2), std::make_shared<OwnNet>());
   CHECK(
       error_of<c10::ValueError>([&] { convert_sync_batchnorm(net); }) ==
-      "convert_sync_batchnorm: expected every BatchNorm to be a direct part of a Sequential, got "
-      "1.norm within modules that keep their own handle on it. Declare a ddp::SyncBatchNorm "
+      "convert_sync_batchnorm: expected every BatchNorm to be an element of a Sequential, got "
+      "1.norm, which the code around it holds by the type BatchNorm. Declare a ddp::SyncBatchNorm "
       "there.");
   CHECK(net[0]->as<torch::nn::BatchNorm1d>() != nullptr);
+  torch::nn::BatchNorm1d norm(2);
+  CHECK_THAT(
+      error_of<c10::ValueError>([&] { convert_sync_batchnorm(norm); }),
+      ContainsText("got the module itself"));
+  torch::nn::ModuleList list(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+  CHECK_THAT(
+      error_of<c10::ValueError>([&] { convert_sync_batchnorm(list); }),
+      ContainsText("got 1, which"));
+}
+
+namespace {
+
+struct BlockOfSequential : torch::nn::Module {
+  explicit BlockOfSequential(const torch::nn::Sequential& of) : net(register_module("net", of)) {}
+  at::Tensor forward(const at::Tensor& x) { return net->forward(x); }
+  torch::nn::Sequential net;
+};
+
+}  // namespace
+
+TEST_CASE("convert_sync_batchnorm takes any module, and Sequentials at any depth", "[pure]") {
+  using torch::nn::Linear;
+  using torch::nn::Sequential;
+  const auto inner =
+      std::make_shared<BlockOfSequential>(Sequential(Linear(2, 3), torch::nn::BatchNorm1d(3)));
+  const auto outer = std::make_shared<BlockOfSequential>(
+      Sequential(torch::nn::BatchNorm1d(2), inner, torch::nn::BatchNorm1d(3)));
+  const auto x = torch::randn({5, 2});
+  outer->forward(x);
+  outer->eval();
+  const auto before = outer->forward(x);
+  const auto names = outer->named_parameters().keys();
+  CHECK(convert_sync_batchnorm(outer) == 3);
+  CHECK(convert_sync_batchnorm(*outer) == 0);
+  CHECK(outer->named_parameters().keys() == names);
+  CHECK(torch::equal(outer->forward(x), before));
+  CHECK(inner->net[1]->as<SyncBatchNorm1d>() != nullptr);
+  outer->train();
+  outer->forward(x);
+  CHECK(inner->net[1]->as<SyncBatchNorm1d>()->num_batches_tracked.item<int64_t>() == 2);
 }
 
 namespace {

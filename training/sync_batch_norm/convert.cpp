@@ -3,9 +3,13 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/sync_batch_norm.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
 
 namespace ddp {
 namespace {
@@ -64,33 +68,41 @@ AnyModule make_synchronized(torch::nn::Module& module, const ProcessGroup& group
       make_synchronized<SyncBatchNorm3dImpl>(*module.as<torch::nn::BatchNorm3d>(), group));
 }
 
-/// Throws for a unit of a BatchNorm, which has its parameters and buffers without its class.
-void check_is_no_unit(const torch::nn::Module& module, const std::string& name) {
+/// Throws for a wrapper, which knows the layers that it was made with, and for a unit of a
+/// BatchNorm, which has its parameters and buffers without its class.
+void check_is_not_wrapped(const torch::nn::Module& module, const std::string& name) {
   const auto* sharded = dynamic_cast<const ShardedModule*>(&module);
-  const auto buffers = module.named_buffers(/*recurse=*/false);
+  const bool is_unit = sharded != nullptr && sharded->reduces_gradients() &&
+                       module.named_buffers(/*recurse=*/false).contains("running_mean");
+  const bool is_wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr;
   DDP_CHECK_VALUE(
-      sharded == nullptr || !sharded->reduces_gradients() || !buffers.contains("running_mean"),
-      "convert_sync_batchnorm: expected parts that are not wrapped yet, got ", name,
-      ", a unit of a normalization. Convert before FullyShardedDataParallel.");
+      !is_unit && !is_wrapper,
+      "convert_sync_batchnorm: expected parts that are not wrapped yet, got ",
+      name.empty() ? "the module" : name,
+      is_unit ? ", a unit of a normalization. Convert before FullyShardedDataParallel."
+              : ", a DistributedDataParallel. Convert before it.");
 }
 
-void find_replacements(
-    SequentialImpl& net, const std::string& prefix, const ProcessGroup& group,
-    std::vector<Replacement>& replacements, std::string& unreachable) {
+/// What is to be done with the BatchNorms of a module, and with those of its parts at any depth.
+struct Found {
+  std::vector<Replacement> replacements;
+  std::vector<std::string> members;  // which nothing can replace
+};
+
+void find_within(
+    torch::nn::Module& module, const std::string& name, const ProcessGroup& group, Found& found) {
+  check_is_not_wrapped(module, name);
+  auto* net = module.as<torch::nn::Sequential>();
   size_t index = 0;
-  for (const auto& child : net.named_children()) {
-    const auto name = prefix + child.key();
-    auto& module = *child.value();
-    if (is_batch_norm(module)) {
-      replacements.push_back({&net, index, child.key(), make_synchronized(module, group)});
-    } else if (auto* inner = module.as<torch::nn::Sequential>()) {
-      find_replacements(*inner, name + ".", group, replacements, unreachable);
+  for (const auto& child : module.named_children()) {
+    const auto child_name = name.empty() ? child.key() : name + "." + child.key();
+    auto& part = *child.value();
+    if (!is_batch_norm(part)) {
+      find_within(part, child_name, group, found);
+    } else if (net == nullptr) {
+      found.members.push_back(child_name);
     } else {
-      check_is_no_unit(module, name);
-      for (const auto& part : module.named_modules(name, /*include_self=*/false)) {
-        if (is_batch_norm(*part.value()))
-          unreachable += (unreachable.empty() ? "" : ", ") + part.key();
-      }
+      found.replacements.push_back({net, index, child.key(), make_synchronized(part, group)});
     }
     ++index;
   }
@@ -98,15 +110,17 @@ void find_replacements(
 
 }  // namespace
 
-int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group) {
-  std::vector<Replacement> replacements;
-  std::string unreachable;
-  find_replacements(*net, "", group, replacements, unreachable);
+int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  Found found;
+  find_within(module, "", group, found);
+  if (is_batch_norm(module)) found.members.emplace_back("the module itself");
   DDP_CHECK_VALUE(
-      unreachable.empty(),
-      "convert_sync_batchnorm: expected every BatchNorm to be a direct part of a Sequential, got ",
-      unreachable,
-      " within modules that keep their own handle on it. Declare a ddp::SyncBatchNorm there.");
+      found.members.empty(),
+      "convert_sync_batchnorm: expected every BatchNorm to be an element of a Sequential, got ",
+      joined_by(", ", found.members),
+      ", which the code around it holds by the type BatchNorm. Declare a ddp::SyncBatchNorm "
+      "there.");
+  auto& replacements = found.replacements;
   for (auto& replacement : replacements) {
     replacement.net->replace_module(replacement.name, replacement.module.ptr());
     *(replacement.net->begin() + static_cast<std::ptrdiff_t>(replacement.index)) =

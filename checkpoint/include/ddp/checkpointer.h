@@ -89,9 +89,10 @@ class DDP_API Checkpointer {
  public:
   /// Touches no file yet.
   ///
+  /// \param folder  where it is relative, within the working folder of this moment.
   /// \throws c10::ValueError  an empty name, or a negative option. c10::Error  there is no default
   ///         group, and none is given.
-  explicit Checkpointer(std::string folder, const CheckpointerOptions& options = {});
+  explicit Checkpointer(const std::string& folder, const CheckpointerOptions& options = {});
   /// Finishes an unfinished save: writes this rank's files, however long that takes, and waits at
   /// most a minute for the other ranks' files; at most two seconds while an exception unwinds the
   /// stack. A failure is a warning.

@@ -350,13 +350,17 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   static_assert(
       detail::is_wrappable<M> || detail::is_any_module<M>,
       "DistributedDataParallel: wrap a std::shared_ptr to the module, as std::make_shared<Net>() "
-      "makes it, or a holder from TORCH_MODULE(Net)");
+      "makes it, or a holder from TORCH_MODULE(Net); the type of the first is "
+      "DistributedDataParallel<std::shared_ptr<Net>>");
   static_assert(
       detail::has_forward<M>(), "DistributedDataParallel: the wrapped module has no forward");
+  // An assertion above is then the only error.
+  using Held = std::conditional_t<detail::is_wrappable<M>, M, detail::NotWrappable>;
 
  public:
   /// See DistributedDataParallel.
-  explicit DistributedDataParallelImpl(M module, const DistributedDataParallelOptions& options = {})
+  explicit DistributedDataParallelImpl(
+      Held module, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallelBase(as_module(module), options), module_(std::move(module)) {}
 
   /// Same arguments and result as the module's own `forward`.
@@ -377,18 +381,18 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 
   /// The module that was wrapped. Gradients of a backward pass through its own `forward`, without
   /// the wrapper's, are not averaged.
-  M& module() { return module_; }
+  Held& module() { return module_; }
   /// The same.
-  const M& module() const { return module_; }
+  const Held& module() const { return module_; }
 
  private:
-  static std::shared_ptr<torch::nn::Module> as_module(const M& module) {
+  static std::shared_ptr<torch::nn::Module> as_module(const Held& module) {
     if constexpr (detail::is_shared_module<M>) {
       return module;
     } else if constexpr (detail::is_module_holder<M>) {
       return module.is_empty() ? nullptr : module.ptr();
     } else {
-      return nullptr;  // one of the assertions above gives the reason
+      return nullptr;
     }
   }
 
@@ -417,7 +421,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
     }
   }
 
-  M module_;
+  Held module_;
 };
 
 /// Trains replicas of a module on several ranks: every backward pass ends with the same averaged
@@ -428,7 +432,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 /// its state read "module.fc.weight", as in Python; save `model->module()` for plain names.
 ///
 /// \tparam M  a module holder (Net from TORCH_MODULE, torch::nn::Sequential, ...) or a
-///         std::shared_ptr to a module; deduced.
+///         std::shared_ptr to a module; deduced. As a member or a parameter:
+///         `DistributedDataParallel<Net>` for a holder Net, else
+///         `DistributedDataParallel<std::shared_ptr<Net>>`.
 /// \throws c10::ValueError  for an empty module, one without a parameter that requires a gradient,
 ///         parameters on several device types, unusable device_ids, an unknown name to ignore, or
 ///         bucket caps that are not positive.

@@ -31,7 +31,8 @@ struct JoinOptions {
   /// Optimizers whose state is copied from the last rank with input to all ranks when the join
   /// ends: a rank with less input has taken fewer steps. The same ones in the same order on every
   /// rank. Learning rates and other options are copied too, but not a scheduler's count of steps:
-  /// call the scheduler once an epoch. Not needed with `step_in_backward`. Default: none
+  /// call the scheduler once an epoch. Not needed with `step_in_backward`, and an error for a
+  /// ZeroRedundancyOptimizer, which is one of the objects of the join. Default: none
   TORCH_ARG(std::vector<torch::optim::Optimizer*>, optimizers) = {};
 };
 
@@ -103,7 +104,8 @@ DDP_API void notify_join(Joinable& joinable);
 ///        in that order. If a rank with input leaves one out, all ranks throw. Forward passes need
 ///        not match, except with throw_on_early_termination: then a forward pass without its
 ///        backward pass is an error, too.
-/// \throws c10::ValueError  for no joinable, or joinables of different process groups.
+/// \throws c10::ValueError  for no joinable, joinables of different process groups, or a
+///         ZeroRedundancyOptimizer in optimizers().
 /// \throws c10::Error  with throw_on_early_termination, on all ranks, when one exhausts its input;
 ///         when ranks with input communicate in different orders; in the first averaged backward
 ///         pass of a model of this group that is not listed; for a join in the body of another one

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <ddp/export.h>
@@ -21,9 +22,9 @@ namespace ddp {
 ///     return down->forward(h);
 ///
 /// The numbers of a group go on where the last guard over it left them. Its first one seeds them
-/// from the default generator's seed, 2718 and the rank. checkpoint() repeats them, and a
-/// Checkpointer saves them: they load into groups of the same ranks, and begin with their seed in
-/// others.
+/// from a hash of the default generator's seed and the rank; torch::manual_seed() later on does not
+/// change them, manual_seed() does. checkpoint() repeats them, and a Checkpointer saves them: they
+/// load into groups of the same ranks, and begin with their seed in others.
 ///
 /// Of the CPU, and of the current CUDA device. Within another guard of the same group it does
 /// nothing; within one of another group it is an error.
@@ -37,6 +38,13 @@ class DDP_API [[nodiscard]] TensorParallelRng {
   ~TensorParallelRng();
   TensorParallelRng(const TensorParallelRng&) = delete;
   TensorParallelRng& operator=(const TensorParallelRng&) = delete;
+
+  /// Begins the group's numbers anew, as its first guard after torch::manual_seed(seed) does.
+  ///
+  /// \throws c10::Error  within a guard.
+  ///
+  /// Collective: no, but call it on every rank with one seed.
+  static void manual_seed(uint64_t seed, const GroupArg& group = {});
 
  private:
   struct Impl;

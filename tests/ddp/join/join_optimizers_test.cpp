@@ -13,6 +13,7 @@
 namespace ddp::join_optimizers {
 namespace {
 
+using testing::errors_of_ranks;
 using testing::in;
 using testing::Rank;
 using testing::run_ranks;
@@ -212,6 +213,32 @@ TEST_CASE("optimizers get the learning rate of the last rank", "[ranks][join]") 
     return optimizer.param_groups()[0].options().get_lr();
   });
   CHECK(rates == std::vector<double>{0.5, 0.5});  // a scheduler's first step() changes nothing
+}
+
+TEST_CASE("a sharded optimizer is an object of the join", "[ranks][join][errors]") {
+  const bool is_joined = GENERATE(true, false);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    auto net = make_net();
+    DistributedDataParallel model(net, in(self));
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(model, torch::optim::AdamOptions(0.01));
+    std::vector<Joinable*> objects{model.get()};
+    if (is_joined) objects.push_back(&zero);
+    join(
+        objects,
+        [&] {
+          for (int i = 0; i < 1 + self.rank; ++i) {
+            zero.zero_grad();
+            model->forward(torch::ones({2, 4})).sum().backward();
+            if (is_joined) zero.step();
+          }
+        },
+        JoinOptions().optimizers({&zero}));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("whole state each rank has, got a ZeroRedundancyOptimizer") &&
+                   ContainsText("ddp::join({model.get(), &optimizer}, body)"));
+  }
 }
 
 }  // namespace ddp::join_optimizers

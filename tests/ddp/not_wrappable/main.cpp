@@ -5,6 +5,9 @@
 struct Net : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return x; }
 };
+struct Named : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
 struct WithoutForward : torch::nn::Module {};
 
 void not_wrappable() {
@@ -12,6 +15,7 @@ void not_wrappable() {
   ddp::DistributedDataParallel plain(net);
   ddp::DistributedDataParallel pointer(&net);
   ddp::DistributedDataParallel unique(std::make_unique<Net>());
+  ddp::DistributedDataParallel<Named> named(std::make_shared<Named>());
   ddp::DistributedDataParallel any(torch::nn::AnyModule{});
   ddp::DistributedDataParallel without_forward(std::make_shared<WithoutForward>());
 }

@@ -107,6 +107,49 @@ TEST_CASE("each rank of a group has its own random numbers", "[parallel][tensor]
   }
 }
 
+TEST_CASE("replicas whose seeds differ by one draw other numbers", "[parallel][tensor][ranks]") {
+  std::mutex one_at_a_time;  // for ranks share the default generator
+  const auto by_replica = [&](uint64_t seed) {
+    return run_ranks<Tensor>(4, [&](const Rank& self) {
+      const std::lock_guard lock(one_at_a_time);
+      torch::manual_seed(seed);
+      const ddp::TensorParallelRng guard(self.group);
+      return torch::rand({4});
+    });
+  };
+  std::vector<Tensor> all;
+  for (const uint64_t seed : {3, 4, 5}) {
+    for (const auto& drawn : by_replica(seed)) {
+      for (const auto& other : all) CHECK_FALSE(drawn.equal(other));
+      all.push_back(drawn);
+    }
+  }
+  for (size_t rank = 0; rank < 4; ++rank) CHECK(by_replica(4)[rank].equal(all[4 + rank]));
+}
+
+TEST_CASE("a group's numbers are seeded again", "[parallel][tensor][ranks]") {
+  const auto faults = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
+    const auto drawn = [&] {
+      const ddp::TensorParallelRng guard(self.group);
+      return torch::rand({4});
+    };
+    torch::manual_seed(3);
+    const auto of_three = drawn();
+    torch::manual_seed(3);
+    if (drawn().equal(of_three)) return "torch::manual_seed() is said to change nothing";
+    ddp::TensorParallelRng::manual_seed(3, self.group);
+    if (!drawn().equal(of_three)) return "not as with the seed 3";
+    ddp::TensorParallelRng::manual_seed(4, self.group);
+    return drawn().equal(of_three) ? "4 is as 3" : "";
+  });
+  CHECK(faults[0].empty());
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
+    const ddp::TensorParallelRng guard(self.group);
+    ddp::TensorParallelRng::manual_seed(3, self.group);
+  });
+  CHECK_THAT(errors[0], Contains("expected no guard around it"));
+}
+
 TEST_CASE("recomputation repeats a group's own random numbers", "[parallel][tensor][ranks]") {
   const auto faults = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
     std::vector<Tensor> drawn;

@@ -115,10 +115,10 @@ struct DiLoCoStats {
 /// aborted as after any failure. A link that is cut in the last moments of a round may leave a
 /// region a round ahead: go on from a checkpoint.
 ///
-/// Memory: 8 bytes of host memory a parameter, and a fragment on the wire; while a region joins,
-/// copies of what it takes. Threads: one thread, as
-/// the groups; the leader's exchanges run on a thread of their own where `overlap` is not 0.
-/// Source: DiLoCo, arXiv:2311.08105; streaming, arXiv:2501.18512.
+/// Memory: 8 bytes of host memory a parameter, 16 where one of them is double, and a fragment on
+/// the wire; while a region joins, copies of what it takes. Threads: one thread, as the groups; the
+/// leader's exchanges run on a thread of their own where `overlap` is not 0. Source: DiLoCo,
+/// arXiv:2311.08105; streaming, arXiv:2501.18512.
 class DDP_API DiLoCo final : public ModelAverager {
  public:
   /// Gives all regions the parameters of the first.

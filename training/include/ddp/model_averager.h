@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <utility>
@@ -102,6 +103,11 @@ class DDP_API HierarchicalModelAverager final : public ModelAverager {
   /// Collective: over the default group; makes the groups.
   explicit HierarchicalModelAverager(
       const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps = 0);
+  /// The same for braces, of which a single pair could also be two iterators of a map.
+  explicit HierarchicalModelAverager(
+      std::initializer_list<std::pair<const int64_t, int>> group_size_of_period,
+      int64_t warmup_steps = 0)
+      : HierarchicalModelAverager(std::map<int64_t, int>(group_size_of_period), warmup_steps) {}
 
   /// Uses existing groups, by their periods; this rank belongs to each of them.
   ///

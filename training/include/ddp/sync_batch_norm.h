@@ -3,14 +3,16 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <type_traits>
 
 #include <ATen/core/Tensor.h>
 #include <ddp/detail/running_statistics.h>
+#include <ddp/detail/wrappable.h>
 #include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
+#include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/options/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
@@ -122,16 +124,23 @@ class DDP_API SyncBatchNorm3dImpl : public SyncBatchNormImpl {
 /// The holder of a SyncBatchNorm3dImpl.
 TORCH_MODULE(SyncBatchNorm3d);
 
-/// Replaces BatchNorm1d, 2d and 3d by SyncBatchNorm1d, 2d and 3d in `net` and the Sequentials
-/// within it. The replacements keep parameters (the same tensors, so that optimizers stay valid),
-/// buffers and mode.
+/// Replaces BatchNorm1d, 2d and 3d by SyncBatchNorm1d, 2d and 3d in a module, where they are
+/// elements of a Sequential, at any depth. The replacements keep parameters (the same tensors, so
+/// that optimizers stay valid), buffers and mode.
 ///
-/// A class of yours keeps its own handle on a BatchNorm, which this function cannot replace:
-/// declare a SyncBatchNorm in it.
+/// A member of a class, or an element of a ModuleList, is called by its own type, so that this
+/// function cannot replace it, where Python's can: declare a SyncBatchNorm there.
 ///
+/// \param module  not wrapped yet.
 /// \return how many were converted.
-/// \throws c10::ValueError  a BatchNorm within a module that is no Sequential, by name; nothing is
-///         changed then.
-DDP_API int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group = {});
+/// \throws c10::ValueError  a BatchNorm that is no element of a Sequential, by name, or a wrapped
+///         part; nothing is changed then.
+DDP_API int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
+
+/// The same of a holder, or of a shared_ptr.
+template <typename M, std::enable_if_t<detail::is_wrappable<std::decay_t<M>>, int> = 0>
+int64_t convert_sync_batchnorm(M& module, const ProcessGroup& group = {}) {
+  return convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), group);
+}
 
 }  // namespace ddp

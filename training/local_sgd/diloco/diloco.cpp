@@ -78,15 +78,19 @@ void check_diloco(const std::vector<at::Tensor>& parameters, const DiLoCoOptions
 std::string describe_settings(
     const std::vector<at::Tensor>& parameters, const DiLoCoOptions& options) {
   int64_t elements = 0;
+  bool has_doubles = false;
   for (const auto& parameter : parameters) {
-    elements += parameter.defined() ? parameter.numel() : 0;
+    if (!parameter.defined()) continue;
+    elements += parameter.numel();
+    has_doubles = has_doubles || parameter.scalar_type() == at::kDouble;
   }
   return ddp::str(
-      parameters.size(), " parameters of ", elements, " elements, sync_every ",
-      options.sync_every(), ", outer_lr ", options.outer_lr(), ", outer_momentum ",
-      options.outer_momentum(), ", nesterov ", options.nesterov(), ", fragments ",
-      options.fragments(), ", overlap ", options.overlap(), ", mix ", options.mix(), ", wire ",
-      static_cast<int>(options.wire()), ", error_feedback ", options.error_feedback());
+      parameters.size(), " parameters of ", elements,
+      has_doubles ? " elements, some double" : " elements", ", sync_every ", options.sync_every(),
+      ", outer_lr ", options.outer_lr(), ", outer_momentum ", options.outer_momentum(),
+      ", nesterov ", options.nesterov(), ", fragments ", options.fragments(), ", overlap ",
+      options.overlap(), ", mix ", options.mix(), ", wire ", static_cast<int>(options.wire()),
+      ", error_feedback ", options.error_feedback());
 }
 
 int64_t read_int(torch::serialize::InputArchive& archive, const char* key) {
@@ -97,15 +101,16 @@ int64_t read_int(torch::serialize::InputArchive& archive, const char* key) {
   return value.toInt();
 }
 
-at::Tensor read_values(torch::serialize::InputArchive& archive, const char* key, int64_t elements) {
+at::Tensor read_values(
+    torch::serialize::InputArchive& archive, const char* key, int64_t elements,
+    at::ScalarType dtype) {
   at::Tensor values;
   DDP_CHECK_VALUE(
-      archive.try_read(key, values) && values.numel() == elements &&
-          values.scalar_type() == at::kFloat,
+      archive.try_read(key, values) && values.numel() == elements && values.is_floating_point(),
       "DiLoCo: expected ", elements, " numbers named \"", key, "\" in the archive, got ",
       values.defined() ? ddp::str(values.numel(), " of ", values.scalar_type()) : "none",
       ". Load what DiLoCo::save wrote for the same parameters.");
-  return values.cpu().clone();
+  return values.to(at::kCPU, dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 /// A region that joins gets a state from the leader of another one.
@@ -161,7 +166,7 @@ class DiLoCo::Impl {
             problem_of([&] { check_diloco(parameters, options); })),
         fragments_(std::move(parameters), options.fragments()),
         update_{options.outer_lr(), options.outer_momentum(), options.nesterov()},
-        outer_(at::zeros({fragments_.elements()}, at::kFloat)),
+        outer_(at::zeros({fragments_.elements()}, fragments_.dtype())),
         momentum_(at::zeros_like(outer_)) {
     const at::NoGradGuard no_grad;
     if (options_.error_feedback()) residual_ = at::zeros_like(outer_);
@@ -199,7 +204,7 @@ class DiLoCo::Impl {
     load_parts(region_.share_text(joined.state.parts));
     take_outer();
     round_ = Round{f, step + options_.overlap(), {}, {}};
-    if (residual_.defined()) round_->residual = at::zeros({fragments_.size(f)}, at::kFloat);
+    if (residual_.defined()) round_->residual = at::zeros({fragments_.size(f)}, fragments_.dtype());
     if (region_.is_leader()) round_->mean = ready(joined.mean);
     if (options_.overlap() == 0) complete();
     return step;
@@ -259,11 +264,12 @@ class DiLoCo::Impl {
   }
 
   void load(torch::serialize::InputArchive& archive) {
-    const auto elements = fragments_.elements();
-    auto outer = read_values(archive, "outer", elements);
-    auto momentum = read_values(archive, "momentum", elements);
+    const auto read = [&](const char* key) {
+      return read_values(archive, key, fragments_.elements(), fragments_.dtype());
+    };
+    auto outer = read("outer"), momentum = read("momentum");
     at::Tensor residual;
-    if (options_.error_feedback()) residual = read_values(archive, "residual", elements);
+    if (options_.error_feedback()) residual = read("residual");
     const auto rounds = read_int(archive, "round");
     const auto fragment = read_int(archive, "on_its_way");
     std::optional<Round> round;
@@ -293,8 +299,10 @@ class DiLoCo::Impl {
         ". Make it with as many, since one was on its way.");
     Round round{fragment, read_int(archive, "due"), {}, {}};
     const auto size = fragments_.size(fragment);
-    if (options_.error_feedback()) round.residual = read_values(archive, "next_residual", size);
-    if (region_.is_leader()) round.mean = ready(read_values(archive, "mean", size));
+    if (options_.error_feedback()) {
+      round.residual = read_values(archive, "next_residual", size, fragments_.dtype());
+    }
+    if (region_.is_leader()) round.mean = ready(read_values(archive, "mean", size, at::kFloat));
     return round;
   }
 
@@ -356,10 +364,13 @@ class DiLoCo::Impl {
   }
 
   void begin(int64_t f, int64_t step) {
-    auto values = fragments_.part_of(outer_, f) - fragments_.read(f);
-    if (residual_.defined()) values += fragments_.part_of(residual_, f);
+    auto difference = fragments_.part_of(outer_, f) - fragments_.read(f);
+    if (residual_.defined()) difference += fragments_.part_of(residual_, f);
+    auto values = difference.to(at::kFloat);
     Round round{f, step + options_.overlap(), {}, {}};
-    if (residual_.defined()) round.residual = values - Exchange::as_sent(options_.wire(), values);
+    if (residual_.defined()) {
+      round.residual = difference - Exchange::as_sent(options_.wire(), values);
+    }
     if (leaders_) {
       round.mean = begun<at::Tensor>([&] {
         return begin_exchange({rounds_, step, f, std::move(values)});
@@ -408,7 +419,7 @@ class DiLoCo::Impl {
   const Region region_;
   const Fragments fragments_;
   const OuterUpdate update_;
-  at::Tensor outer_;  // float32, of all elements, on the CPU; as the next two
+  at::Tensor outer_;  // of all elements, in the fragments' dtype, on the CPU; as the next two
   at::Tensor momentum_;
   at::Tensor residual_;  // undefined without error feedback
   int64_t rounds_ = 0;

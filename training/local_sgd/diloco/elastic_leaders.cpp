@@ -38,23 +38,24 @@ std::string text_of_tensor(const at::Tensor& values) {
   return {static_cast<const char*>(values.const_data_ptr()), values.nbytes()};
 }
 
-at::Tensor tensor_of_text(const std::string& text) {
-  auto values = at::empty({static_cast<int64_t>(text.size() / sizeof(float))}, at::kFloat);
+at::Tensor tensor_of_text(const std::string& text, at::ScalarType dtype) {
+  auto values = at::empty({static_cast<int64_t>(text.size() / at::elementSize(dtype))}, dtype);
   std::memcpy(values.mutable_data_ptr(), text.data(), text.size());
   return values;
 }
 
 std::string text_of_state(const OuterState& state) {
   return packed(
-      {std::to_string(state.round), text_of_tensor(state.outer), text_of_tensor(state.momentum),
-       state.parts});
+      {std::to_string(state.round), std::to_string(static_cast<int>(state.outer.scalar_type())),
+       text_of_tensor(state.outer), text_of_tensor(state.momentum), state.parts});
 }
 
 OuterState state_of_text(const std::string& text) {
   const auto texts = unpacked(text);
+  const auto dtype = static_cast<at::ScalarType>(std::stoi(texts.at(1)));
   return {
-      std::stoll(texts.at(0)), tensor_of_text(texts.at(1)), tensor_of_text(texts.at(2)),
-      texts.at(3)};
+      std::stoll(texts.at(0)), tensor_of_text(texts.at(2), dtype),
+      tensor_of_text(texts.at(3), dtype), texts.at(4)};
 }
 
 std::string other_settings(const std::string& theirs, const std::string& others, int rank) {

@@ -30,10 +30,18 @@ void for_each_piece(
   }
 }
 
+bool has_doubles(const std::vector<at::Tensor>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
+    return parameter.scalar_type() == at::kDouble;
+  });
+}
+
 }  // namespace
 
 Fragments::Fragments(std::vector<at::Tensor> parameters, int64_t fragments)
-    : parameters_(std::move(parameters)), count_(fragments) {
+    : parameters_(std::move(parameters)),
+      count_(fragments),
+      dtype_(has_doubles(parameters_) ? at::kDouble : at::kFloat) {
   for (const auto& parameter : parameters_) elements_ += parameter.numel();
 }
 
@@ -42,7 +50,7 @@ at::Tensor Fragments::part_of(const at::Tensor& all, int64_t f) const {
 }
 
 at::Tensor Fragments::read(int64_t f) const {
-  auto values = at::empty({size(f)}, at::dtype(at::kFloat).device(at::kCPU));
+  auto values = at::empty({size(f)}, at::dtype(dtype_).device(at::kCPU));
   for_each_piece(parameters_, begin(f), begin(f + 1), [&](const Piece& piece) {
     const auto flat = parameters_[piece.parameter].detach().reshape({-1});
     values.narrow(0, piece.at, piece.size).copy_(flat.narrow(0, piece.from, piece.size));

@@ -23,7 +23,9 @@ class Fragments {
   /// The part of a tensor of all elements that belongs to fragment `f`, not a copy.
   at::Tensor part_of(const at::Tensor& all, int64_t f) const;
 
-  /// The fragment's values now: 1-D, float32, in host memory of its own.
+  /// In which a value of every parameter is exact: double where one of them is, else float32.
+  at::ScalarType dtype() const { return dtype_; }
+  /// The fragment's values now: 1-D, in dtype(), in host memory of its own.
   at::Tensor read(int64_t f) const;
   /// Makes each parameter `keep` times itself plus (1 - keep) times its element of `values`.
   void write(int64_t f, const at::Tensor& values, double keep) const;
@@ -31,6 +33,7 @@ class Fragments {
  private:
   const std::vector<at::Tensor> parameters_;
   const int64_t count_;
+  const at::ScalarType dtype_;
   int64_t elements_ = 0;
 };
 

@@ -64,6 +64,10 @@ std::string read_whole_file(const std::string& path, size_t max_bytes);
 /// \throws c10::Error
 FileSum sum_of_file(const std::string& path);
 
+/// The path from the root, so that it names the same where the program goes to another working
+/// folder. Touches no file. \throws c10::Error  the working folder is gone.
+std::string absolute_path(const std::string& path);
+
 /// The kind of thing that a path names.
 enum class PathKind { Nothing, File, Folder };
 

@@ -46,6 +46,12 @@ constexpr bool is_module_holder =
 template <typename M>
 constexpr bool is_wrappable = is_shared_module<M> || is_module_holder<M>;
 
+/// In place of what is not wrappable.
+struct NotWrappable {
+  template <typename T>
+  NotWrappable(T&& /*anything*/) {}
+};
+
 template <typename M>
 constexpr bool has_forward() {
   if constexpr (is_wrappable<M>) {
