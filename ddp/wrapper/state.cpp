@@ -43,6 +43,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   samples = terms().take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
+  if (check_stepper_ && !steps_by_bucket_) check_stepper_();
   watch_->warn_of_new(monitor());
   count_samples_of_forward(samples);
   terms().begin_forward(gradients == Gradients::Averaged);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,9 +58,12 @@ class DistributedDataParallelBase::State : public PassCompanion {
   // For sharded optimizers.
   std::shared_ptr<GradientShards> shard_gradients();
   bool has_divided_gradients() const { return shards_ != nullptr; }
-  void on_bucket_reduced(Reducer::OnBucketReduced act) {
-    steps_by_bucket_ = true;
+  /// \param check  throws where the sharded optimizer was made for another reducer: called before
+  ///        a forward pass with one that has no such function.
+  void on_bucket_reduced(Reducer::OnBucketReduced act, std::function<void()> check) {
     reducer_->on_bucket_reduced(std::move(act));
+    steps_by_bucket_ = true;
+    check_stepper_ = std::move(check);
   }
   /// Changes with each new reducer.
   int64_t generation() const { return generation_; }
@@ -164,4 +168,5 @@ class DistributedDataParallelBase::State : public PassCompanion {
   int64_t generation_ = 0;
 };
 
+  std::function<void()> check_stepper_;
 }  // namespace ddp
