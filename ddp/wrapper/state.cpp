@@ -137,8 +137,13 @@ bool State::must_wait() {
 void State::begin(PassTerms& terms) {
   in_group_->terms.begin_backward(terms);
   compare_in_first_pass();
-  if (group()->getSize() > 1) strays_.warn_of_stepped(monitor());
-  in_group_->terms.forget_samples();
+  // In a join, ranks without input have not stepped.
+  if (group()->getSize() > 1 && !owner_.join_context()) strays_.begin_backward();
+}
+
+// As a forward pass that threw: ranks of which all throw go on together.
+void State::failed(const std::string& why) {
+  owner_.is_training() ? training_forwards().fail(why) : monitor().note_error(why);
 }
 
 void State::start(int source) {

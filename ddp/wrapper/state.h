@@ -86,8 +86,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   bool must_wait() override;
   void begin(PassTerms& terms) override;
+  void failed(const std::string& why) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
+  bool asks() const override { return strays_.has_stepped(); }
+  void answer() override { strays_.compare(group(), monitor()); }
   std::string error() override;
   uint64_t forwards() const override { return in_group_->forwards.since_restart(); }
   void end() override;

@@ -253,7 +253,8 @@ void Reducer::Engine::send_status() {
   }
   if (companion_ && !pass_->joined) pass_->forwards = companion_->forwards();
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
-  pass_->problems = status_.write(forwards, usage_->used());
+  const bool asks = companion_ && !pass_->joined && companion_->asks();
+  pass_->problems = status_.write(forwards, usage_->used(), asks);
   if (status_.uses_own_collective()) pass_->status_work = status_.send(*group_);
 }
 

@@ -72,6 +72,7 @@ void Reducer::Engine::finish_pass() {
   if (auto own = own_error(unused); error.empty()) error = std::move(own);
   if (companion_ && error.empty()) error = companion_->error();
   if (error.empty()) {
+  if (std::exchange(pass_->asked, false) && companion_ && error.empty()) companion_->answer();
     if (!pass_->joined) usage_->end_pass(*pass_);
     for (size_t b = 0; b < buckets_.size(); ++b) {
       if (pass_->bucket(b).reduced.defined()) finalize_bucket(b, unused);
@@ -252,6 +253,7 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
     text = gather_problems(
         pass.problems, buckets_.parameters().size(), group_,
         [&](c10d::Work& work) { wait_for(work, where); });
+  pass_->asked = pass_->asked || status.asks;
   });
   return text;
 }

@@ -33,6 +33,9 @@ class PassCompanion {
   /// Called when autograd is done and all buckets but the last are launched: sends rank `source`'s
   /// data.
   virtual void start(int source) = 0;
+  /// Called when the backward pass threw before that, with a text that names this rank: lets the
+  /// ranks that wait for it know.
+  virtual void failed(const std::string& why) { (void)why; }
   /// Waits for that data with `wait`, and stores it.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
   /// The number of training forward passes that this rank has begun since the last reduced pass.
@@ -42,6 +45,11 @@ class PassCompanion {
   /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
   /// none.
   virtual std::string error() { return {}; }
+  /// Whether this rank asks all others to call answer(), which they do at the end of this pass or
+  /// of the next one. Costs no message.
+  virtual bool asks() const { return false; }
+  /// Collective: may be, every rank calls it.
+  virtual void answer() {}
   /// Called at the end of the pass, also of one that is an error on every rank.
   virtual void end() {}
 };
