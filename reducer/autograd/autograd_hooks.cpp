@@ -154,7 +154,8 @@ AutogradHooks::~AutogradHooks() {
 void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(events_));
+    // Of the tensor, so that it comes before hooks of the program, which may throw.
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(events_));
   }
 }
 

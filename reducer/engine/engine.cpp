@@ -133,6 +133,9 @@ Reducer::Engine::Engine(
           StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),
+      early_failures_(
+          [this] { return hooks_.accumulates(); },
+          [this](const std::exception_ptr& cause) { on_early_failure(cause); }),
       usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
       status_(
           buckets_.parameters().size(), usage_->tracks_usage(),
@@ -293,6 +296,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
   phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
+  if (group_->getSize() > 1) early_failures_.expect(outcome.outputs);
 }
 
 void Reducer::Engine::prepare_for_local_backward() {

@@ -11,6 +11,7 @@
 #include <ddp/internal/reducer.h>
 
 #include "autograd/autograd_hooks.h"
+#include "autograd/early_failures.h"
 #include "autograd/unaveraged_gradients.h"
 #include "autograd/usage_policy.h"
 #include "buckets/bucket_set.h"
@@ -119,6 +120,8 @@ class Reducer::Engine final : public AutogradEvents {
   void launch_ready_buckets();
   void drain_launch_queue();
   void begin_after_autograd();
+  void on_early_failure(const std::exception_ptr& cause) noexcept;
+  void set_average_aside(size_t parameter, bool is_reduced);
   void launch_rest();
   void launch(size_t b);
   void make_room_for(size_t b);
@@ -158,6 +161,7 @@ class Reducer::Engine final : public AutogradEvents {
   std::unique_ptr<BucketReduction> reduction_;
   Observers observers_;
   UnaveragedGradients unaveraged_;
+  EarlyFailures early_failures_;
   std::atomic<Phase> phase_{Phase::Idle};
   std::unique_ptr<BackwardPass> pass_;      // the current or next pass
   std::unique_ptr<BackwardPass> deferred_;  // the previous pass, whose status is not read yet

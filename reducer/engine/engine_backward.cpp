@@ -111,6 +111,7 @@ void Reducer::Engine::begin_backward() {
   // become ready before the terms were known.
   if (!pass_->counts_only && !observers_.tuner) drain_launch_queue();
 }
+  if (group_->getSize() > 1) early_failures_.reached();
 
 // Launches all but the last bucket: that one carries this rank's status, which is known after
 // autograd is done. Its last gradient is ready at about that time anyway.
@@ -178,6 +179,20 @@ void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr&
 // collectives.
 void Reducer::Engine::launch_rest() {
   observers_.notify([](PassObserver& o) { o.autograd_done(); });
+// A pass that was to be reduced threw before it began here: nothing is sent yet, as where a forward
+// pass throws.
+void Reducer::Engine::on_early_failure(const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Armed && phase_ != Phase::Selected) return;
+  try {
+    const auto why = ddp::str(
+        "backward threw on ", monitor_->rank_text(), ", before the first bucket was sent",
+        cause ? ": " + text_of(cause) : "");
+    companion_ ? companion_->failed(why) : void(monitor_->fail(why));
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
+
   auto& next = pass_->next_bucket;
   while (next + 1 < buckets_.size()) launch(next++);
   // The companion sends between the same two buckets on every rank, and after autograd: a

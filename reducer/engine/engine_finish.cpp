@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
@@ -83,7 +84,11 @@ void Reducer::Engine::finish_pass() {
   const auto threw = std::exchange(pass_->callback_exception, nullptr);
   end_pass();
   if (!error.empty()) monitor_->throw_agreed(error);
-  if (threw) std::rethrow_exception(threw);
+  if (!threw) return;
+  monitor_->fail(ddp::str(
+      "a step in the backward pass threw on ", monitor_->rank_text(), ", whose model is no longer ",
+      "the others': ", text_of(threw)));
+  std::rethrow_exception(threw);
 }
 
 void Reducer::Engine::end_pass() {

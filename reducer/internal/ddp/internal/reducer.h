@@ -212,7 +212,8 @@ class Reducer {
   ///   - for all but the last, or for none;
   ///   - where the host runs ahead (NCCL), for all, and perhaps for those of the next pass.
   ///
-  /// If `act` throws, that backward pass throws its exception, on this rank alone.
+  /// If `act` throws, that backward pass throws its exception, on this rank alone, and the group is
+  /// aborted with its text once the other ranks have had their calls.
   ///
   /// \throws c10::Error  when there is one already.
   void on_bucket_reduced(OnBucketReduced act);
