@@ -57,7 +57,6 @@ void State::before_forward(std::optional<int64_t> samples) {
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   precision_.end_forward(outputs, outputs_complete);
-  terms().end_forward(outputs, outputs_complete);
   switch (gradients_of_forward()) {
     case Gradients::None:
       break;
@@ -65,9 +64,11 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms().known()});
+      reducer_->prepare_for_backward({outputs, outputs_complete, terms().known()});
       break;
   }
+  // After the reducer's hooks: hooks of the program come behind these, and may throw.
+  terms().end_forward(outputs, outputs_complete);
 }
 
 void State::forward_failed() noexcept {
@@ -118,7 +119,10 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
       ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
 }
 
-void State::end() { training_forwards().restart(); }
+void State::end() {
+  training_forwards().restart();
+  terms().forget_samples();
+}
 
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;

@@ -168,8 +168,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   bool steps_by_bucket_ = false;  // of this reducer, in the backward pass
+  std::function<void()> check_stepper_;
   int64_t generation_ = 0;
 };
 
-  std::function<void()> check_stepper_;
 }  // namespace ddp

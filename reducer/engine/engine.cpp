@@ -149,6 +149,7 @@ Reducer::Engine::Engine(
           nullptr,
           {}},
       unaveraged_(buckets_.parameters().size()),
+      averaged_(buckets_.parameters(), options.gradient_as_bucket_view()),
       pass_(std::make_unique<BackwardPass>()),
       settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
   if (runs_ahead()) monitor_->add_settling(settling_);
@@ -295,8 +296,8 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
-  phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
   if (group_->getSize() > 1) early_failures_.expect(outcome.outputs);
+  phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
 }
 
 void Reducer::Engine::prepare_for_local_backward() {
@@ -330,7 +331,8 @@ void Reducer::Engine::rebuild_buckets() {
           wait_for_pass_status(*deferred_);
           deferred_->works.clear();  // a work keeps the old buckets' memory alive
         }
-        buckets_.build(schedule_.agreed_plan(pass_->number()).buckets);
+        averaged_.keep_through(
+            [&] { buckets_.build(schedule_.agreed_plan(pass_->number()).buckets); });
         choose_status_location();
       });
   begin_pass(pass_->number());

@@ -42,9 +42,26 @@ bool Reducer::Engine::belongs_to_reduced_pass() const {
   return false;
 }
 
+void Reducer::Engine::before_gradient(size_t parameter) {
+  if (averaged_.may_hold(parameter)) set_average_aside(parameter, belongs_to_reduced_pass());
+}
+
+void Reducer::Engine::set_average_aside(size_t parameter, bool is_reduced) {
+  if (averaged_.before_gradient(parameter, is_reduced)) return;
+  status_.report(
+      {"expected .grad as a backward pass inside no_sync() left it, or zeros, got one that was "
+       "changed in place",
+       "After an averaged pass, change .grad (clipping, unscaling) before such passes, or after "
+       "the "
+       "next averaged one.",
+       {buckets_.parameters()[parameter].name},
+       ""});
+}
+
 void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   if (defined) usage_->mark_used(parameter);
   if (!belongs_to_reduced_pass()) {
+    averaged_.after_local_gradient(parameter);
     const auto phase = phase_.load(std::memory_order_acquire);
     if (phase == Phase::Idle || phase == Phase::Done) note_unaveraged_gradient(parameter);
     return;
@@ -94,6 +111,7 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
 void Reducer::Engine::begin_backward() {
   check_finalized();
   if (!hooks_.watch_end(pass_->number())) return;
+  if (group_->getSize() > 1) early_failures_.reached();
   // Due where no forward pass came since the ranks agreed, as with two forwards and two backwards.
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
@@ -111,7 +129,6 @@ void Reducer::Engine::begin_backward() {
   // become ready before the terms were known.
   if (!pass_->counts_only && !observers_.tuner) drain_launch_queue();
 }
-  if (group_->getSize() > 1) early_failures_.reached();
 
 // Launches all but the last bucket: that one carries this rank's status, which is known after
 // autograd is done. Its last gradient is ready at about that time anyway.
@@ -162,23 +179,6 @@ void Reducer::Engine::begin_after_autograd() {
   }
 }
 
-void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
-  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
-  phase_ = Phase::Local;
-  pass_->gradient_memory_scope.reset();
-  try {
-    monitor_->fail(ddp::str(
-        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
-        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
-  } catch (const std::exception&) {
-    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
-  }
-}
-
-// Used by a rank with a backward pass of its own and by one that joins: both send the same
-// collectives.
-void Reducer::Engine::launch_rest() {
-  observers_.notify([](PassObserver& o) { o.autograd_done(); });
 // A pass that was to be reduced threw before it began here: nothing is sent yet, as where a forward
 // pass throws.
 void Reducer::Engine::on_early_failure(const std::exception_ptr& cause) noexcept {
@@ -193,6 +193,24 @@ void Reducer::Engine::on_early_failure(const std::exception_ptr& cause) noexcept
   }
 }
 
+void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
+  phase_ = Phase::Local;
+  pass_->gradient_memory_scope.reset();
+  averaged_.forget();
+  try {
+    monitor_->fail(ddp::str(
+        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
+        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
+
+// Used by a rank with a backward pass of its own and by one that joins: both send the same
+// collectives.
+void Reducer::Engine::launch_rest() {
+  observers_.notify([](PassObserver& o) { o.autograd_done(); });
   auto& next = pass_->next_bucket;
   while (next + 1 < buckets_.size()) launch(next++);
   // The companion sends between the same two buckets on every rank, and after autograd: a
@@ -241,6 +259,7 @@ void Reducer::Engine::make_room_for(size_t b) {
 
 void Reducer::Engine::pack(size_t b) {
   auto& bucket = buckets_[b];
+  for (const auto parameter : bucket.indices()) set_average_aside(parameter, /*is_reduced=*/true);
   const bool needs_usage = usage_->tracks_usage() || pass_->joined;
   const auto* used = needs_usage ? &usage_->used() : nullptr;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Save;

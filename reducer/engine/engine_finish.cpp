@@ -72,14 +72,16 @@ void Reducer::Engine::finish_pass() {
   std::vector<char> unused;
   if (auto own = own_error(unused); error.empty()) error = std::move(own);
   if (companion_ && error.empty()) error = companion_->error();
-  if (error.empty()) {
   if (std::exchange(pass_->asked, false) && companion_ && error.empty()) companion_->answer();
+  if (error.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
     for (size_t b = 0; b < buckets_.size(); ++b) {
       if (pass_->bucket(b).reduced.defined()) finalize_bucket(b, unused);
     }
     if (schedule_.end_pass()) agree_on_order();
     observers_.notify([&](PassObserver& o) { o.end_pass(pass_->joined); });
+  } else {
+    averaged_.forget();
   }
   const auto threw = std::exchange(pass_->callback_exception, nullptr);
   end_pass();
@@ -251,6 +253,7 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
          "under torch::NoGradGuard."});
   }
   unused = std::move(status.unused);
+  pass_->asked = pass_->asked || status.asks;
   if (!status.problems && status.same_forwards) return "";
   const auto where = [] { return std::string("gathering the ranks' errors"); };
   std::string text;
@@ -258,7 +261,6 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
     text = gather_problems(
         pass.problems, buckets_.parameters().size(), group_,
         [&](c10d::Work& work) { wait_for(work, where); });
-  pass_->asked = pass_->asked || status.asks;
   });
   return text;
 }
@@ -267,7 +269,12 @@ void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused)
   auto& bucket = buckets_[b];
   monitor_->abort_on_error(
       [&] { return ddp::str("writing the averages of bucket ", b); },
-      [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
+      [&] {
+        bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused);
+        for (const auto parameter : bucket.indices()) {
+          averaged_.add_back(parameter, unused.empty() || !unused[parameter]);
+        }
+      });
   if (!on_bucket_reduced_ || pass_->callback_exception) return;
   try {
     const bool last = b + 1 == buckets_.size();
