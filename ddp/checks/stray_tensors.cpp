@@ -1,12 +1,17 @@
 #include "checks/stray_tensors.h"
 
+#include <algorithm>
 #include <unordered_set>
 
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/value_sample.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include "replicas/replica_check.h"
 
 namespace ddp {
 namespace {
@@ -16,31 +21,47 @@ constexpr int kPasses = 3;
 
 }  // namespace
 
-void StrayTensors::warn_of_stepped(const GroupMonitor& monitor) {
-  const auto tensor = find_stepped();
-  if (tensor.empty()) return;
-  TORCH_WARN(
-      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
-      "tensor of no wrapped module, ",
-      tensor, ", on gradients of ", monitor.rank_text(),
-      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
-      "wrapping, unless the program averages it itself or each rank is to have its own.");
-}
-
-std::string StrayTensors::find_stepped() {
-  std::string found;
+void StrayTensors::begin_backward() {
+  stepped_.clear();
   for (auto& stray : strays_) {
     auto impl = stray.tensor.lock();
     if (!impl) continue;
     const auto tensor = at::Tensor::wrap_tensor_impl(std::move(impl));
     if (value_sample(tensor) == stray.sample) continue;
-    found = ddp::str(tensor.sizes(), " ", tensor.scalar_type());
-    break;
+    // A sum, because the ranks' graphs list their leaves in different orders.
+    stepped_[ddp::str(tensor.sizes(), " ", tensor.scalar_type())] += hash_of({tensor});
   }
   strays_.clear();
-  if (!found.empty()) passes_ = kPasses;
   if (passes_ < kPasses) collect();
-  return found;
+}
+
+void StrayTensors::compare(const ProcessGroup& group, GroupMonitor& monitor) {
+  std::vector<std::string> mine;
+  for (const auto& [kind, hash] : stepped_) {
+    mine.push_back(kind);
+    mine.push_back(std::to_string(hash));
+  }
+  const auto by_rank = gather_strings(
+      packed(mine), group, "comparing tensors that an optimizer steps and no wrapper averages",
+      &monitor);
+  std::string differing;
+  for (size_t i = 0; i < mine.size() && differing.empty(); i += 2) {
+    for (const auto& text : by_rank) {
+      const auto of_rank = unpacked(text);
+      const auto found = std::find(of_rank.begin(), of_rank.end(), mine[i]);
+      if (found == of_rank.end() || *(found + 1) != mine[i + 1]) differing = mine[i];
+    }
+  }
+  stepped_.clear();
+  if (differing.empty()) return;
+  strays_.clear();
+  passes_ = kPasses;
+  TORCH_WARN(
+      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
+      "tensor of no wrapped module, ",
+      differing, ", on gradients of ", monitor.rank_text(),
+      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
+      "wrapping, unless the program averages it itself or each rank is to have its own.");
 }
 
 void StrayTensors::collect() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
 namespace ddp {
@@ -17,16 +19,23 @@ namespace ddp {
 ///   - is a leaf of the graph of an averaged backward pass, so it gets a gradient there;
 ///   - has a gradient that no reducer averages;
 ///   - is no parameter of the module;
-///   - has another value in the next averaged backward pass.
+///   - has another value in the next averaged backward pass;
+///   - and not the same one on all ranks, as a moving average of the model's parameters has.
 class StrayTensors {
  public:
   /// \param module  its parameters are no strays, averaged or not.
   explicit StrayTensors(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
 
-  /// Call it at the begin of each averaged backward pass, on the thread that runs it. Warns once.
+  /// Call it at the begin of each averaged backward pass, on the thread that runs it.
   ///
   /// Cost: a walk over the nodes of the first few passes' graphs; then nothing.
-  void warn_of_stepped(const GroupMonitor& monitor);
+  void begin_backward();
+  /// Whether tensors changed since the last pass: all ranks have to compare them.
+  bool has_stepped() const { return !stepped_.empty(); }
+  /// Warns on ranks where tensors changed, if their values differ between the ranks. Warns once.
+  ///
+  /// Collective: yes. Blocks: host. Cost: reads these tensors once.
+  void compare(const ProcessGroup& group, GroupMonitor& monitor);
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -35,12 +44,11 @@ class StrayTensors {
     uint64_t sample;  // of its value
   };
 
-  /// Shape and dtype of the first tensor that was stepped, once; "" where none was.
-  std::string find_stepped();
   void collect();
 
   const std::shared_ptr<torch::nn::Module> module_;
-  std::vector<Stray> strays_;  // of the previous pass
+  std::vector<Stray> strays_;                // of the previous pass
+  std::map<std::string, uint64_t> stepped_;  // a hash of those of each shape and dtype
   int passes_ = 0;
 };
 

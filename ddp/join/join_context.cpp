@@ -16,7 +16,8 @@ namespace {
 // The innermost join whose body this thread runs.
 thread_local JoinContext* current_join = nullptr;
 
-// After so many rounds without input it is likely that some rank's loop does not end.
+// After so many rounds without input, and more than this rank had with input, it is likely that
+// some rank's loop does not end.
 constexpr int kManyRounds = 1000;
 
 }  // namespace
@@ -68,6 +69,7 @@ bool JoinContext::take_turn(const Joinable& joinable) {
 const JoinRound& JoinContext::begin_round(
     const Joinable& joinable, JoinPlace::Event event, RankStatus mine) {
   const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);
+  ++own_rounds_;
   mine.active = true;
   mine.place = {static_cast<int>(at - joinables_.begin()), event};
   return begin_round(mine);
@@ -107,11 +109,11 @@ bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
   auto* model = has_several() ? nullptr : dynamic_cast<ModelJoinHook*>(hooks.front().get());
   for (int rounds = 0;; ++rounds) {
     if (begin_round(model ? model->local_status() : RankStatus{}).active() == 0) return rounds == 0;
-    if (rounds == kManyRounds) {
+    if (rounds == std::max(kManyRounds, own_rounds_ + 1)) {
       TORCH_WARN_ONCE(
-          "join: rank ", first().join_process_group()->getRank(), " has taken part in ",
-          kManyRounds,
-          " iterations of other ranks since its own input ended. Shard the data more "
+          "join: rank ", first().join_process_group()->getRank(), " has taken part in ", rounds,
+          " iterations of other ranks since its own input ended, after ", own_rounds_,
+          " of its own. Shard the data more "
           "evenly, or check that every rank's loop ends.");
     }
     hooks[round_->place().joinable]->main_hook();

@@ -68,6 +68,7 @@ class JoinContext {
   std::optional<JoinRound> round_;
   std::atomic<const Joinable*> turn_{nullptr};  // written by autograd's threads
   bool ended_early_ = false;
+  int own_rounds_ = 0;        // with input
   JoinContext* const outer_;  // the join around this one, of another group; null for none
 };
 

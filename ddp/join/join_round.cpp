@@ -13,16 +13,22 @@
 namespace ddp {
 namespace {
 
-constexpr int kActive = 1, kReduces = 2, kEventUnit = 4, kJoinableUnit = 16;
+constexpr int kActive = 1, kReduces = 2, kAdds = 4, kEventUnit = 8, kJoinableUnit = 32;
 
 double encode(const RankStatus& status) {
   return (status.active ? kActive : 0) + (status.reduces ? kReduces : 0) +
-         kEventUnit * static_cast<int>(status.place.event) + kJoinableUnit * status.place.joinable;
+         (status.adds ? kAdds : 0) + kEventUnit * static_cast<int>(status.place.event) +
+         kJoinableUnit * status.place.joinable;
 }
 
 RankStatus decode(int word, double samples) {
   const auto event = static_cast<JoinPlace::Event>(word % kJoinableUnit / kEventUnit);
-  return {(word & kActive) != 0, (word & kReduces) != 0, samples, {word / kJoinableUnit, event}};
+  return {
+      (word & kActive) != 0,
+      (word & kReduces) != 0,
+      (word & kAdds) != 0,
+      samples,
+      {word / kJoinableUnit, event}};
 }
 
 std::string describe(const RankStatus& status) {
@@ -47,10 +53,20 @@ int JoinRound::last_active() const {
   return last;
 }
 
+bool JoinRound::adds() const {
+  return std::any_of(by_rank_.begin(), by_rank_.end(), [](const RankStatus& s) { return s.adds; });
+}
+
 double JoinRound::samples() const {
   double sum = 0;
   for (const auto& status : by_rank_) sum += status.samples;
   return sum;
+}
+
+std::vector<double> JoinRound::samples_by_rank() const {
+  std::vector<double> samples;
+  for (const auto& status : by_rank_) samples.push_back(status.samples);
+  return samples;
 }
 
 std::string JoinRound::different_places(bool with_ended) const {

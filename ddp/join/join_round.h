@@ -25,6 +25,7 @@ struct JoinPlace {
 struct RankStatus {
   bool active = false;   // the rank has input
   bool reduces = false;  // its backward pass will be averaged
+  bool adds = false;     // to averages of earlier passes, which `.grad` still holds
   double samples = 0;    // since the last averaged backward pass, including this iteration's
   JoinPlace place = {};  // meaningless where the rank has no input
 };
@@ -40,7 +41,10 @@ class JoinRound {
   int last_active() const;
   /// The place of the ranks with input.
   JoinPlace place() const { return by_rank_[last_active()].place; }
+  /// Whether the averages of this pass are added to earlier ones.
+  bool adds() const;
   double samples() const;
+  std::vector<double> samples_by_rank() const;
 
   /// How the ranks with input differ in what they will communicate; "" where they do not.
   std::string disagreement() const;

@@ -6,7 +6,6 @@ namespace ddp {
 
 void ModelJoinHook::main_hook() {
   const auto terms = model_.terms().of_joined_pass();
-  model_.terms().forget_samples();
   model_.compare_in_first_pass();
   model_.reducer().join_backward(terms);
 }

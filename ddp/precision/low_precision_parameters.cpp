@@ -131,7 +131,7 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
   if (readers_.phase() != Phase::Forward) return;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
   }
   restore_all();
 }

@@ -10,12 +10,16 @@ namespace ddp {
 
 PassTermsAgreement::PassTermsAgreement(
     Joinable& model, Reduction reduction, ProcessGroup group, std::shared_ptr<GroupMonitor> monitor,
-    GradientsWereZeroed gradients_were_zeroed)
+    ReducerOf reducer_of)
     : model_(model),
       reduction_(reduction),
       group_(std::move(group)),
       monitor_(std::move(monitor)),
-      gradients_were_zeroed_(std::move(gradients_were_zeroed)) {}
+      reducer_of_(std::move(reducer_of)) {
+  if (!is_weighted()) return;
+  weights_.emplace(
+      model_, samples_, group_, monitor_, [this] { return reducer_of_().accumulates(); });
+}
 
 bool PassTermsAgreement::agrees_in_forward() const {
   const auto* join = JoinContext::of(model_);
@@ -35,9 +39,9 @@ void PassTermsAgreement::count_forward(std::optional<int64_t> samples) {
       "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
       "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
       "are with count_samples() before forward.");
-  const auto count = static_cast<double>(*samples);
+  samples_of_forward_ = static_cast<double>(*samples);
   // With early termination the ranks exchange their samples in forward, so they count at once.
-  agrees_in_forward() ? samples_.add(count) : void(samples_of_forward_ = count);
+  if (agrees_in_forward()) samples_.add(*samples_of_forward_);
 }
 
 void PassTermsAgreement::begin_forward(bool is_averaged) {
@@ -48,12 +52,15 @@ void PassTermsAgreement::begin_forward(bool is_averaged) {
   if (!agrees_in_forward()) return;
   auto mine = local_status(/*active=*/true);
   mine.reduces = is_averaged;
-  known_ = terms_in(join->begin_round(model_, JoinPlace::Event::Forward, mine));
+  const auto& round = join->begin_round(model_, JoinPlace::Event::Forward, mine);
+  known_ = terms_in(round);
+  known_samples_ = round.samples_by_rank();
 }
 
 void PassTermsAgreement::end_forward(const std::vector<at::Tensor>& outputs, bool complete) {
-  if (samples_of_forward_ > 0) {
-    samples_.add_forward(std::exchange(samples_of_forward_, 0), outputs, complete);
+  if (const auto samples = std::exchange(samples_of_forward_, {})) {
+    samples_.add_forward(*samples, outputs, complete, /*counts=*/!agrees_in_forward());
+    weights_->watch(outputs);
   }
 }
 
@@ -73,9 +80,12 @@ void PassTermsAgreement::begin_backward(PassTerms& terms) {
     // A rank that left the pass out would answer with a collective of another size. The round finds
     // it first, and names it.
     join->begin_round(model_, JoinPlace::Event::Backward, {});
+    if (is_weighted()) weights_->agree(known_samples_);
   } else if (join || is_weighted()) {
     samples_.begin_backward();
-    terms = terms_in(exchange_status());
+    const auto round = exchange_status();
+    terms = terms_in(round);
+    if (is_weighted()) weights_->agree(round.samples_by_rank());
   }
 }
 
@@ -102,19 +112,26 @@ RankStatus PassTermsAgreement::local_status(bool active) {
   if (!active) forget_zeroed_samples();
   RankStatus status;
   status.active = active;
+  status.adds = active && JoinContext::of(model_) && reducer_of_().has_averages();
   status.samples = samples_.counted();
   return status;
 }
 
 // Samples whose gradients zero_grad() discarded have no weight in the next average.
 void PassTermsAgreement::forget_zeroed_samples() {
-  if (gradients_were_zeroed_()) samples_.clear();
+  if (reducer_of_().clear_usage_of_zeroed_grads()) forget_samples();
+}
+
+void PassTermsAgreement::forget_samples() {
+  samples_.clear();
+  if (is_weighted()) weights_->end();
 }
 
 PassTerms PassTermsAgreement::terms_in(const JoinRound& round) const {
   PassTerms terms;
   const auto* join = JoinContext::of(model_);
   if (join) terms.source = round.last_active();
+  terms.adds = round.adds();
   switch (reduction_) {
     case Reduction::Mean:
       if (join && !join->options().divide_by_initial_world_size()) {
@@ -126,6 +143,10 @@ PassTerms PassTermsAgreement::terms_in(const JoinRound& round) const {
       break;
     case Reduction::SampleWeighted:
       terms.scale = round.samples() > 0 ? samples_.counted() / round.samples() : 0;
+      // Other ranks' losses may have sent gradients to a rank without samples.
+      if (terms.scale == 0.0 && round.samples() > 0 && weights_->were_taken()) {
+        terms.scale = 1.0 / round.size();
+      }
       break;
   }
   return terms;

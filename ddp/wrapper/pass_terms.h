@@ -10,9 +10,11 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/pass_companion.h>
+#include <ddp/internal/reducer.h>
 
 #include "join/join_round.h"
 #include "wrapper/sample_counter.h"
+#include "wrapper/sample_weights.h"
 
 namespace ddp {
 
@@ -26,13 +28,13 @@ namespace ddp {
 /// Threads: begin_backward() on one of autograd's threads, the rest on the training thread.
 class PassTermsAgreement {
  public:
-  /// Whether gradients accumulated since the last averaged pass, and zero_grad() removed them.
-  using GradientsWereZeroed = std::function<bool()>;
+  using ReducerOf = std::function<Reducer&()>;
 
   /// \param model  outlives this; not used before the first pass.
+  /// \param reducer_of  gives the model's reducer; not called before the first pass.
   PassTermsAgreement(
       Joinable& model, Reduction reduction, ProcessGroup group,
-      std::shared_ptr<GroupMonitor> monitor, GradientsWereZeroed gradients_were_zeroed);
+      std::shared_ptr<GroupMonitor> monitor, ReducerOf reducer_of);
 
   /// Sets the number of samples of the next forward pass, instead of what its arguments say.
   void set_samples_of_next_forward(int64_t samples) { samples_of_next_forward_ = samples; }
@@ -64,8 +66,8 @@ class PassTermsAgreement {
   ///
   /// Collective: with Reduction::SampleWeighted, in a join of several objects.
   PassTerms of_joined_pass();
-  /// The samples counted so far are in a pass, or their gradients are forgotten.
-  void forget_samples() { samples_.clear(); }
+  /// The samples counted so far were in a pass, or their gradients are forgotten.
+  void forget_samples();
 
   /// This rank's status for a round.
   RankStatus local_status(bool active);
@@ -82,12 +84,14 @@ class PassTermsAgreement {
   const Reduction reduction_;
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
-  const GradientsWereZeroed gradients_were_zeroed_;
-  SampleCounter samples_;          // since the last averaged backward pass
-  double samples_of_forward_ = 0;  // of the running forward pass
+  const ReducerOf reducer_of_;
+  SampleCounter samples_;                     // since the last averaged backward pass
+  std::optional<double> samples_of_forward_;  // of the running forward pass
+  std::optional<SampleWeights> weights_;      // with Reduction::SampleWeighted
   std::optional<int64_t> samples_of_next_forward_;
   bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
   PassTerms known_;
+  std::vector<double> known_samples_;  // by rank, where the ranks agree in forward
 };
 
 }  // namespace ddp

@@ -43,6 +43,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   samples = terms().take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
+  if (check_stepper_ && !steps_by_bucket_) check_stepper_();
   watch_->warn_of_new(monitor());
   count_samples_of_forward(samples);
   terms().begin_forward(gradients == Gradients::Averaged);
@@ -56,7 +57,6 @@ void State::before_forward(std::optional<int64_t> samples) {
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   precision_.end_forward(outputs, outputs_complete);
-  terms().end_forward(outputs, outputs_complete);
   switch (gradients_of_forward()) {
     case Gradients::None:
       break;
@@ -64,9 +64,11 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms().known()});
+      reducer_->prepare_for_backward({outputs, outputs_complete, terms().known()});
       break;
   }
+  // After the reducer's hooks: hooks of the program come behind these, and may throw.
+  terms().end_forward(outputs, outputs_complete);
 }
 
 void State::forward_failed() noexcept {
@@ -117,7 +119,10 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
       ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
 }
 
-void State::end() { training_forwards().restart(); }
+void State::end() {
+  training_forwards().restart();
+  terms().forget_samples();
+}
 
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;
@@ -136,8 +141,13 @@ bool State::must_wait() {
 void State::begin(PassTerms& terms) {
   in_group_->terms.begin_backward(terms);
   compare_in_first_pass();
-  if (group()->getSize() > 1) strays_.warn_of_stepped(monitor());
-  in_group_->terms.forget_samples();
+  // In a join, ranks without input have not stepped.
+  if (group()->getSize() > 1 && !owner_.join_context()) strays_.begin_backward();
+}
+
+// As a forward pass that threw: ranks of which all throw go on together.
+void State::failed(const std::string& why) {
+  owner_.is_training() ? training_forwards().fail(why) : monitor().note_error(why);
 }
 
 void State::start(int source) {

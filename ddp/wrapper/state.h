@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,9 +58,12 @@ class DistributedDataParallelBase::State : public PassCompanion {
   // For sharded optimizers.
   std::shared_ptr<GradientShards> shard_gradients();
   bool has_divided_gradients() const { return shards_ != nullptr; }
-  void on_bucket_reduced(Reducer::OnBucketReduced act) {
-    steps_by_bucket_ = true;
+  /// \param check  throws where the sharded optimizer was made for another reducer: called before
+  ///        a forward pass with one that has no such function.
+  void on_bucket_reduced(Reducer::OnBucketReduced act, std::function<void()> check) {
     reducer_->on_bucket_reduced(std::move(act));
+    steps_by_bucket_ = true;
+    check_stepper_ = std::move(check);
   }
   /// Changes with each new reducer.
   int64_t generation() const { return generation_; }
@@ -82,8 +86,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   bool must_wait() override;
   void begin(PassTerms& terms) override;
+  void failed(const std::string& why) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
+  bool asks() const override { return strays_.has_stepped(); }
+  void answer() override { strays_.compare(group(), monitor()); }
   std::string error() override;
   uint64_t forwards() const override { return in_group_->forwards.since_restart(); }
   void end() override;
@@ -161,6 +168,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   bool steps_by_bucket_ = false;  // of this reducer, in the backward pass
+  std::function<void()> check_stepper_;
   int64_t generation_ = 0;
 };
 

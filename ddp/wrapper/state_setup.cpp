@@ -54,8 +54,8 @@ State::InGroup::InGroup(State& state, ProcessGroup ranks)
     : group(std::move(ranks)),
       monitor(monitor_of(group)),
       forwards(monitor),
-      terms(state.owner_, state.options_.reduction(), group, monitor, [&state] {
-        return state.reducer_->clear_usage_of_zeroed_grads();
+      terms(state.owner_, state.options_.reduction(), group, monitor, [&state]() -> Reducer& {
+        return *state.reducer_;
       }) {}
 
 // An error of this rank is exchanged with the comparison of models: without that, the other ranks

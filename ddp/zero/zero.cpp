@@ -109,9 +109,14 @@ class ZeroRedundancyOptimizerBase::Impl {
       }
     }
     begin_pass();
-    state().on_bucket_reduced([weak = std::weak_ptr<Impl>(self)](const auto& part, bool last) {
-      if (const auto impl = weak.lock()) impl->on_reduced(part, last);
-    });
+    const auto weak = std::weak_ptr<Impl>(self);
+    state().on_bucket_reduced(
+        [weak](const auto& part, bool last) {
+          if (const auto impl = weak.lock()) impl->on_reduced(part, last);
+        },
+        [weak] {
+          if (const auto impl = weak.lock()) impl->check();
+        });
   }
 
   void step() {
@@ -223,6 +228,20 @@ class ZeroRedundancyOptimizerBase::Impl {
   ShardedOptimizer& optimizer() const { return *optimizer_; }
   State& state() const { return *model_->state_; }
 
+  void check() const {
+    DDP_CHECK(
+        state().generation() == generation_,
+        "ZeroRedundancyOptimizer: expected the model as it was when this was made, got one after "
+        "refresh() or rebind() on ",
+        state().monitor().rank_text(),
+        ". Make a new optimizer after refresh(), and call its rebind() after the model's.");
+    DDP_CHECK(
+        owner_.param_groups().size() == group_count_, "ZeroRedundancyOptimizer: expected the ",
+        group_count_, " groups of parameters that it was made with, got ",
+        owner_.param_groups().size(), " on ", state().monitor().rank_text(),
+        ". Make a new optimizer with all of them.");
+  }
+
  private:
   struct ChunkSlot {
     size_t chunk;
@@ -255,20 +274,6 @@ class ZeroRedundancyOptimizerBase::Impl {
       chunks[c].shard = &(*shards)[c];
     }
     return optimizer;
-  }
-
-  void check() const {
-    DDP_CHECK(
-        state().generation() == generation_,
-        "ZeroRedundancyOptimizer: expected the model as it was when this was made, got one after "
-        "refresh() or rebind() on ",
-        state().monitor().rank_text(),
-        ". Make a new optimizer after refresh(), and call its rebind() after the model's.");
-    DDP_CHECK(
-        owner_.param_groups().size() == group_count_, "ZeroRedundancyOptimizer: expected the ",
-        group_count_, " groups of parameters that it was made with, got ",
-        owner_.param_groups().size(), " on ", state().monitor().rank_text(),
-        ". Make a new optimizer with all of them.");
   }
 
   // Gradients of passes under no_sync() alone are whole and in no shard, so a step would ignore
@@ -387,7 +392,9 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
       "ZeroRedundancyOptimizer: expected to be part of the join() that its model is in, got a step "
       "without, for which ranks without input would not come, on ",
       state.monitor().rank_text(), ". Call ddp::join({model.get(), &optimizer}, body).");
-  if (!options().overlap()) {
+  if (options().overlap()) {
+    impl_->check();
+  } else {
     notify_join(*this);
     impl_->step();
   }

@@ -10,6 +10,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/differentiable_call.h>
 #include <ddp/internal/rank_text.h>
+#include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -166,8 +167,13 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
         "ring_attention: expected a backward pass without create_graph, got one with it ",
         on_rank_text(*ring->group), ". Use all_to_all_attention, which has second derivatives.");
     const auto saved = context->get_saved_variables();
-    auto result = ring_backward(
-        *ring, gradients[0].contiguous(), saved[0], saved[1], saved[2], {saved[3], saved[4]});
+    const double weight = sample_weight();
+    const auto gradient = (weight == 1 ? gradients[0] : gradients[0] * weight).contiguous();
+    auto result =
+        ring_backward(*ring, gradient, saved[0], saved[1], saved[2], {saved[3], saved[4]});
+    if (weight != 1) {
+      for (auto& of_input : result) of_input.div_(weight);
+    }
     result.emplace_back();
     return result;
   }

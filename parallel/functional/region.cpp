@@ -8,6 +8,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/differentiable_call.h>
+#include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace ddp::functional {
@@ -73,7 +74,10 @@ class ExchangeNode : public torch::autograd::Function<ExchangeNode> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->saved_data[kSaved].toCapsule();
     const auto exchange = c10::static_intrusive_pointer_cast<Exchange>(saved);
-    return {apply_exchange(gradients[0], exchange->backward()), at::Tensor()};
+    const auto back = exchange->backward();
+    const double weight = back->communicates() ? sample_weight() : 1;
+    if (weight == 1) return {apply_exchange(gradients[0], back), at::Tensor()};
+    return {apply_exchange(gradients[0] * weight, back) / weight, at::Tensor()};
   }
 };
 

@@ -20,6 +20,7 @@ struct Exchange : torch::CustomClassHolder {
 
   /// What the gradient of the result goes through.
   c10::intrusive_ptr<Exchange> backward() const;
+  bool communicates() const { return kind != Kind::kCopy && kind != Kind::kTakePart; }
   /// The result for `t`, without autograd.
   at::Tensor run(const at::Tensor& t) const;
 

@@ -38,7 +38,23 @@ NodePtr matching_accumulator(const at::Tensor& parameter) {
 
 const at::Tensor* incoming_gradient() { return incoming; }
 
-/// On a parameter's gradient accumulator.
+/// On a parameter's gradient accumulator, before it accumulates.
+class AutogradHooks::BeforeGradientHook : public torch::autograd::FunctionPreHook {
+ public:
+  BeforeGradientHook(AutogradEvents& events, size_t parameter)
+      : events_(events), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    events_.before_gradient(parameter_);
+    return gradients;
+  }
+
+ private:
+  AutogradEvents& events_;
+  size_t parameter_;
+};
+
+/// On a parameter's gradient accumulator, after it has accumulated.
 class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
  public:
   GradientHook(AutogradEvents& events, size_t parameter) : events_(events), parameter_(parameter) {}
@@ -113,14 +129,25 @@ AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, Auto
     : parameters_(parameters), events_(std::make_shared<AutogradEvents*>(&events)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     accumulators_.push_back(matching_accumulator(parameters[i].tensor));
-    keys_.push_back(hook(i));
+    hooked_.push_back(hook(i));
     shapes_.emplace_back(parameters[i].tensor.sizes());
   }
 }
 
-uintptr_t AutogradHooks::hook(size_t parameter) {
-  return accumulators_[parameter]->add_post_hook(
-      std::make_unique<GradientHook>(**events_, parameter));
+AutogradHooks::Hooked AutogradHooks::hook(size_t parameter) {
+  auto& accumulator = *accumulators_[parameter];
+  auto before = std::make_unique<BeforeGradientHook>(**events_, parameter);
+  const auto* address = before.get();
+  accumulator.add_pre_hook(std::move(before));
+  return {accumulator.add_post_hook(std::make_unique<GradientHook>(**events_, parameter)), address};
+}
+
+void AutogradHooks::unhook(size_t parameter) {
+  const auto [after, before] = hooked_[parameter];
+  accumulators_[parameter]->del_post_hook(after);
+  auto& hooks = accumulators_[parameter]->pre_hooks();
+  const auto is_mine = [before = before](const auto& hook) { return hook.get() == before; };
+  hooks.erase(std::remove_if(hooks.begin(), hooks.end(), is_mine), hooks.end());
 }
 
 bool AutogradHooks::refresh() {
@@ -131,9 +158,9 @@ bool AutogradHooks::refresh() {
     auto& mine = accumulators_[i];
     if (impl::try_get_grad_accumulator(parameter) == mine || !parameter.requires_grad()) continue;
     if (!has_kind_of(*mine, parameter)) continue;
-    mine->del_post_hook(keys_[i]);
+    unhook(i);
     mine = impl::grad_accumulator(parameter);
-    keys_[i] = hook(i);
+    hooked_[i] = hook(i);
     refreshed = true;
   }
   return refreshed;
@@ -148,13 +175,14 @@ std::optional<size_t> AutogradHooks::reshaped() const {
 
 AutogradHooks::~AutogradHooks() {
   *events_ = nullptr;
-  for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(keys_[i]);
+  for (size_t i = 0; i < accumulators_.size(); ++i) unhook(i);
 }
 
 void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(events_));
+    // Of the tensor, so that it comes before hooks of the program, which may throw.
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(events_));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
+#include <torch/csrc/autograd/function_hook.h>
 
 namespace ddp {
 
@@ -20,6 +21,8 @@ class AutogradEvents {
  public:
   /// A backward pass through a watched output begins.
   virtual void on_output() = 0;
+  /// A gradient is about to be accumulated in the `.grad` of a parameter.
+  virtual void before_gradient(size_t parameter) = 0;
   /// The gradient of a parameter was accumulated.
   virtual void on_gradient(size_t parameter, bool defined) = 0;
   /// Autograd has finished a pass whose end is watched. A nested pass calls it for its own end.
@@ -81,18 +84,26 @@ class AutogradHooks {
   bool watch_end(int64_t pass);
 
  private:
+  class BeforeGradientHook;
   class GradientHook;
   class OutputHook;
   class FailureDetector;
 
   using Events = std::shared_ptr<AutogradEvents*>;
 
-  uintptr_t hook(size_t parameter);
+  /// The hooks on one accumulator.
+  struct Hooked {
+    uintptr_t after;                                 // the key of the GradientHook
+    const torch::autograd::FunctionPreHook* before;  // which the accumulator owns
+  };
+
+  Hooked hook(size_t parameter);
+  void unhook(size_t parameter);
 
   const std::vector<NamedParameter>& parameters_;
   const Events events_;  // shared with hooks on nodes that may outlive this; null after destruction
   std::vector<NodePtr> accumulators_;
-  std::vector<uintptr_t> keys_;        // of the hooks, by parameter
+  std::vector<Hooked> hooked_;         // by parameter
   std::vector<at::DimVector> shapes_;  // at construction, by parameter
   std::atomic<bool> end_is_watched_{false};
 };

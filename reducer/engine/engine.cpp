@@ -133,6 +133,9 @@ Reducer::Engine::Engine(
           StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),
+      early_failures_(
+          [this] { return hooks_.accumulates(); },
+          [this](const std::exception_ptr& cause) { on_early_failure(cause); }),
       usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
       status_(
           buckets_.parameters().size(), usage_->tracks_usage(),
@@ -146,6 +149,7 @@ Reducer::Engine::Engine(
           nullptr,
           {}},
       unaveraged_(buckets_.parameters().size()),
+      averaged_(buckets_.parameters(), options.gradient_as_bucket_view()),
       pass_(std::make_unique<BackwardPass>()),
       settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
   if (runs_ahead()) monitor_->add_settling(settling_);
@@ -292,6 +296,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
+  if (group_->getSize() > 1) early_failures_.expect(outcome.outputs);
   phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
 }
 
@@ -326,7 +331,8 @@ void Reducer::Engine::rebuild_buckets() {
           wait_for_pass_status(*deferred_);
           deferred_->works.clear();  // a work keeps the old buckets' memory alive
         }
-        buckets_.build(schedule_.agreed_plan(pass_->number()).buckets);
+        averaged_.keep_through(
+            [&] { buckets_.build(schedule_.agreed_plan(pass_->number()).buckets); });
         choose_status_location();
       });
   begin_pass(pass_->number());

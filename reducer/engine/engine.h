@@ -11,9 +11,11 @@
 #include <ddp/internal/reducer.h>
 
 #include "autograd/autograd_hooks.h"
+#include "autograd/early_failures.h"
 #include "autograd/unaveraged_gradients.h"
 #include "autograd/usage_policy.h"
 #include "buckets/bucket_set.h"
+#include "gradients/averaged_gradients.h"
 #include "pass/backward_pass.h"
 #include "reduction/bucket_reduction.h"
 #include "reduction/bucket_schedule.h"
@@ -25,7 +27,7 @@ namespace ddp {
 
 /// Runs the reduced backward passes: decides when each step happens; the parts do the work.
 ///
-/// The path of one gradient, in eight files, each read once:
+/// The path of one gradient, in nine files, each read once:
 ///   1. autograd_hooks.cpp: GradientHook, on the parameter's accumulator, calls on_gradient(); the
 ///      final callback of autograd calls on_backward_done().
 ///   2. engine_backward.cpp: on_gradient() finds that the gradient's bucket is complete, and
@@ -37,7 +39,8 @@ namespace ddp {
 ///   6. engine_finish.cpp: finish_pass() waits for the buckets, reads the status that the ranks
 ///      agreed on (StatusAgreement), and finalizes one bucket after another.
 ///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
-///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
+///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average, to which
+///      averaged_gradients.cpp adds those of earlier passes.
 /// Large gradients pass (2), (4), (5) and (7) without a bucket's storage: see direct_gradient.cpp.
 class Reducer::Engine final : public AutogradEvents {
  public:
@@ -61,12 +64,15 @@ class Reducer::Engine final : public AutogradEvents {
   ReductionStats stats() const;
 
   void on_output() override;
+  void before_gradient(size_t parameter) override;
   void on_gradient(size_t parameter, bool defined) override;
   void on_backward_done() override;
   void on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept override;
 
   bool is_reducing() const { return phase_ == Phase::Reducing; }
   bool awaits_finalization() const { return phase_ == Phase::Sent; }
+  bool has_averages() const { return averaged_.any(); }
+  bool accumulates() const { return hooks_.accumulates(); }
   const BucketSet& buckets() const { return buckets_; }
   const BucketSchedule& schedule() const { return schedule_; }
   GroupMonitor& monitor() const { return *monitor_; }
@@ -114,6 +120,8 @@ class Reducer::Engine final : public AutogradEvents {
   // engine_backward.cpp: while autograd runs
   bool belongs_to_reduced_pass() const;
   void begin_backward();
+  void on_early_failure(const std::exception_ptr& cause) noexcept;
+  void set_average_aside(size_t parameter, bool is_reduced);
   void note_unaveraged_gradient(size_t parameter);
   void warn_unaveraged_step(size_t parameter) const;
   void launch_ready_buckets();
@@ -153,11 +161,13 @@ class Reducer::Engine final : public AutogradEvents {
   BucketSet buckets_;
   BucketSchedule schedule_;
   AutogradHooks hooks_;
+  EarlyFailures early_failures_;
   const std::unique_ptr<UsagePolicy> usage_;
   StatusAgreement status_;
   std::unique_ptr<BucketReduction> reduction_;
   Observers observers_;
   UnaveragedGradients unaveraged_;
+  AveragedGradients averaged_;
   std::atomic<Phase> phase_{Phase::Idle};
   std::unique_ptr<BackwardPass> pass_;      // the current or next pass
   std::unique_ptr<BackwardPass> deferred_;  // the previous pass, whose status is not read yet

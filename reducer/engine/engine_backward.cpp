@@ -42,9 +42,26 @@ bool Reducer::Engine::belongs_to_reduced_pass() const {
   return false;
 }
 
+void Reducer::Engine::before_gradient(size_t parameter) {
+  if (averaged_.may_hold(parameter)) set_average_aside(parameter, belongs_to_reduced_pass());
+}
+
+void Reducer::Engine::set_average_aside(size_t parameter, bool is_reduced) {
+  if (averaged_.before_gradient(parameter, is_reduced)) return;
+  status_.report(
+      {"expected .grad as a backward pass inside no_sync() left it, or zeros, got one that was "
+       "changed in place",
+       "After an averaged pass, change .grad (clipping, unscaling) before such passes, or after "
+       "the "
+       "next averaged one.",
+       {buckets_.parameters()[parameter].name},
+       ""});
+}
+
 void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   if (defined) usage_->mark_used(parameter);
   if (!belongs_to_reduced_pass()) {
+    averaged_.after_local_gradient(parameter);
     const auto phase = phase_.load(std::memory_order_acquire);
     if (phase == Phase::Idle || phase == Phase::Done) note_unaveraged_gradient(parameter);
     return;
@@ -94,6 +111,7 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
 void Reducer::Engine::begin_backward() {
   check_finalized();
   if (!hooks_.watch_end(pass_->number())) return;
+  if (group_->getSize() > 1) early_failures_.reached();
   // Due where no forward pass came since the ranks agreed, as with two forwards and two backwards.
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
@@ -161,10 +179,25 @@ void Reducer::Engine::begin_after_autograd() {
   }
 }
 
+// A pass that was to be reduced threw before it began here: nothing is sent yet, as where a forward
+// pass throws.
+void Reducer::Engine::on_early_failure(const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Armed && phase_ != Phase::Selected) return;
+  try {
+    const auto why = ddp::str(
+        "backward threw on ", monitor_->rank_text(), ", before the first bucket was sent",
+        cause ? ": " + text_of(cause) : "");
+    companion_ ? companion_->failed(why) : void(monitor_->fail(why));
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
+
 void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
   if (phase_ != Phase::Reducing || pass != pass_->number()) return;
   phase_ = Phase::Local;
   pass_->gradient_memory_scope.reset();
+  averaged_.forget();
   try {
     monitor_->fail(ddp::str(
         "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
@@ -226,6 +259,7 @@ void Reducer::Engine::make_room_for(size_t b) {
 
 void Reducer::Engine::pack(size_t b) {
   auto& bucket = buckets_[b];
+  for (const auto parameter : bucket.indices()) set_average_aside(parameter, /*is_reduced=*/true);
   const bool needs_usage = usage_->tracks_usage() || pass_->joined;
   const auto* used = needs_usage ? &usage_->used() : nullptr;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Save;
@@ -253,7 +287,8 @@ void Reducer::Engine::send_status() {
   }
   if (companion_ && !pass_->joined) pass_->forwards = companion_->forwards();
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
-  pass_->problems = status_.write(forwards, usage_->used());
+  const bool asks = companion_ && !pass_->joined && companion_->asks();
+  pass_->problems = status_.write(forwards, usage_->used(), asks);
   if (status_.uses_own_collective()) pass_->status_work = status_.send(*group_);
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
@@ -71,6 +72,7 @@ void Reducer::Engine::finish_pass() {
   std::vector<char> unused;
   if (auto own = own_error(unused); error.empty()) error = std::move(own);
   if (companion_ && error.empty()) error = companion_->error();
+  if (std::exchange(pass_->asked, false) && companion_ && error.empty()) companion_->answer();
   if (error.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
     for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -78,11 +80,17 @@ void Reducer::Engine::finish_pass() {
     }
     if (schedule_.end_pass()) agree_on_order();
     observers_.notify([&](PassObserver& o) { o.end_pass(pass_->joined); });
+  } else {
+    averaged_.forget();
   }
   const auto threw = std::exchange(pass_->callback_exception, nullptr);
   end_pass();
   if (!error.empty()) monitor_->throw_agreed(error);
-  if (threw) std::rethrow_exception(threw);
+  if (!threw) return;
+  monitor_->fail(ddp::str(
+      "a step in the backward pass threw on ", monitor_->rank_text(), ", whose model is no longer ",
+      "the others': ", text_of(threw)));
+  std::rethrow_exception(threw);
 }
 
 void Reducer::Engine::end_pass() {
@@ -245,6 +253,7 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
          "under torch::NoGradGuard."});
   }
   unused = std::move(status.unused);
+  pass_->asked = pass_->asked || status.asks;
   if (!status.problems && status.same_forwards) return "";
   const auto where = [] { return std::string("gathering the ranks' errors"); };
   std::string text;
@@ -260,7 +269,12 @@ void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused)
   auto& bucket = buckets_[b];
   monitor_->abort_on_error(
       [&] { return ddp::str("writing the averages of bucket ", b); },
-      [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
+      [&] {
+        bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused);
+        for (const auto parameter : bucket.indices()) {
+          averaged_.add_back(parameter, unused.empty() || !unused[parameter]);
+        }
+      });
   if (!on_bucket_reduced_ || pass_->callback_exception) return;
   try {
     const bool last = b + 1 == buckets_.size();

@@ -10,6 +10,7 @@ void Reducer::Engine::join_backward(const PassTerms& terms) {
   const at::NoGradGuard no_grad;
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   begin_pass(pass_->number());
+  if (!terms.adds) averaged_.drop();
   pass_->joined = true;
   pass_->forwards = 1;
   pass_->terms = terms;

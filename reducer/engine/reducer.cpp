@@ -38,6 +38,10 @@ bool Reducer::awaits_finalization() const { return engine_->awaits_finalization(
 
 void Reducer::join_backward(const PassTerms& terms) { engine_->join_backward(terms); }
 
+bool Reducer::has_averages() const { return engine_->has_averages(); }
+
+bool Reducer::accumulates() const { return engine_->accumulates(); }
+
 void Reducer::report_problem(std::string what, std::string remedy) {
   engine_->status().report({std::move(what), std::move(remedy), {}, ""});
 }

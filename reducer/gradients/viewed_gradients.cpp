@@ -36,6 +36,7 @@ void ViewedGradients::move_in(
     const auto& view = storage.views()[slot];
     at::Tensor& grad = parameters[slot].mutable_grad();
     if (!grad.defined() || grad.scalar_type() != view.scalar_type()) continue;
+    if (grad.requires_grad()) continue;  // it has a graph of its own, which an alias would lose
     copy_scaled(view, grad, 1.0);
     grad = share_memory(view);
   }

@@ -78,6 +78,7 @@ class BackwardPass {
   bool counts_only = false;         // static_graph: gradients are counted, and sent at the end
   bool waits_for_autograd = false;  // sends nothing before: another reducer's pass communicates
   bool captured = false;            // into a graph: the device runs it later
+  bool asked = false;               // a rank asked the others, in a status that was read since
   bool joined = false;              // this rank has no input, and serves a pass of the others
   uint64_t forwards = 0;            // the companion's, as this rank's status sent them
   PassTerms terms;

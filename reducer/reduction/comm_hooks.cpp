@@ -28,8 +28,10 @@ CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
   return [dtype, given = group](GradBucket& bucket) {
     const auto group = group_or_default(given);
     const at::Tensor& buffer = bucket.buffer();
-    // A cast to a real half type would keep only the real part: complex gradients are not cast.
-    const auto wire_dtype = buffer.is_complex() ? buffer.scalar_type() : dtype;
+    // A cast to a real half type would keep only the real part. The CPU adds up no sparse tensors
+    // of float16, and a cast would keep the indices, which are most of what they send, as they are.
+    const bool casts = !buffer.is_complex() && !buffer.is_sparse();
+    const auto wire_dtype = casts ? dtype : buffer.scalar_type();
     const at::Tensor wire = buffer.to(wire_dtype).div_(group->getSize());
     return all_reduce_then(group, wire, [buffer, wire] {
       buffer.copy_(wire);

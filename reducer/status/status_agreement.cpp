@@ -14,7 +14,8 @@ namespace {
 
 // Two counts that agree modulo both differ by a multiple of 20.
 constexpr int64_t kModuli[] = {4, 5};
-constexpr int64_t kFirstFlag = 1 + kModuli[0] + kModuli[1];
+constexpr int64_t kFirstCount = 2;
+constexpr int64_t kFirstFlag = kFirstCount + kModuli[0] + kModuli[1];
 
 // Pinned host memory, which a device copies to and from without the host.
 at::Tensor staged_as(const at::Tensor& t) {
@@ -62,11 +63,12 @@ std::vector<Problem> StatusAgreement::write_zeros() {
 }
 
 std::vector<Problem> StatusAgreement::write(
-    const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
+    const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks) {
   auto problems = take_reported();
   std::array<float, kFirstFlag> head{};
   head[0] = problems.empty() ? 0 : 1;
-  size_t first = 1;
+  head[1] = asks ? 1 : 0;
+  size_t first = kFirstCount;
   for (const auto modulus : kModuli) {
     if (forwards) head[first + *forwards % modulus] = 1;
     first += modulus;
@@ -100,7 +102,8 @@ StatusAgreement::Sum StatusAgreement::PendingSum::read() const {
   const auto* words = host.const_data_ptr<double>();
   Sum sum;
   sum.problems = words[0] > 0;
-  const auto* word = words + 1;
+  sum.asks = words[1] > 0;
+  const auto* word = words + kFirstCount;
   for (const auto modulus : kModuli) {
     const auto different = std::count_if(word, word + modulus, [](double w) { return w > 0; });
     sum.same_forwards = sum.same_forwards && different <= 1;

@@ -19,15 +19,16 @@ namespace ddp {
 /// to the last bucket, which costs no extra message, or reduced by a collective of their own. A
 /// reader checks only which of their sums, or averages, are above zero.
 ///
-/// Layout, in elements: whether the rank met problems; the wrapper's count of forwards modulo 4 and
-/// modulo 5, each one-hot, so that the sums show whether all ranks agree, in any dtype; then, where
-/// usage is tracked, whether each parameter had a gradient.
+/// Layout, in elements: whether the rank met problems; whether it asks the others; the wrapper's
+/// count of forwards modulo 4 and modulo 5, each one-hot, so that the sums show whether all ranks
+/// agree, in any dtype; then, where usage is tracked, whether each parameter had a gradient.
 ///
 /// Threads: report() any; the rest as the Reducer.
 class StatusAgreement {
  public:
   struct Sum {
     bool problems = false;      // at least one rank met one
+    bool asks = false;          // at least one rank asks the others (PassCompanion::asks())
     bool same_forwards = true;  // all ranks ran as many forwards (modulo 20)
     std::vector<char> unused;   // by parameter: no rank used it; empty where usage is not tracked
   };
@@ -78,7 +79,7 @@ class StatusAgreement {
   /// \param forwards  empty: this rank has no input, and no count to compare.
   /// \return the reported problems.
   std::vector<Problem> write(
-      const std::optional<uint64_t>& forwards, const std::vector<char>& used);
+      const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks = false);
   /// Called in place of write() for a pass that is captured and replayed: writes a status without
   /// problems, with device operations only, because the host does not run in a replay.
   ///

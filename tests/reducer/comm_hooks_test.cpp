@@ -59,6 +59,30 @@ TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
   }
 }
 
+TEST_CASE("hooks in half precision average sparse gradients", "[ranks][comm_hooks]") {
+  const std::string name = GENERATE("fp16", "bf16", "around");
+  const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    const auto table = torch::ones({4, 2}).set_requires_grad(true);
+    Reducer reducer({{"table", table, /*expect_sparse=*/true}}, self.group);
+    reducer.register_comm_hook(
+        name == "fp16"   ? hooks::fp16_compress(self.group)
+        : name == "bf16" ? hooks::bf16_compress(self.group)
+                         : hooks::fp16_compress_wrapper(hooks::all_reduce(self.group)));
+    for (int pass = 0; pass < 2; ++pass) {
+      reducer.prepare_for_forward();
+      const auto rows = torch::embedding(
+          table, torch::tensor({self.rank, 2}, torch::kLong), /*padding_idx=*/-1,
+          /*scale_grad_by_freq=*/false, /*sparse=*/true);
+      const auto loss = rows.sum() * 3;
+      reducer.prepare_for_backward();
+      loss.backward();
+    }
+    return table.grad().to_dense();
+  });
+  const auto expected = torch::tensor({{3.0f, 3.0f}, {3.0f, 3.0f}, {6.0f, 6.0f}, {0.0f, 0.0f}});
+  for (const auto& gradient : gradients) CHECK(torch::equal(gradient, expected));
+}
+
 TEST_CASE("a hook gets undivided gradients and may return another tensor", "[ranks][comm_hooks]") {
   const bool as_views = GENERATE(false, true);
   const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "reducer/passes.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -60,10 +61,12 @@ TEST_CASE(
     two.backward();  // accumulates
     two.reducer.prepare_for_local_backward();
     two.parameters[0].tensor.sum().backward();
-    two.reducer.join_backward();
+    PassTerms terms;
+    terms.adds = true;
+    two.reducer.join_backward(terms);
     return two.calls;
   });
-  CHECK(calls[0] == "b2,a2.a4,b4.a5,b0.");
+  CHECK(calls[0] == "b2,a2.a4,b4.a5,b4.");
   CHECK(calls[1] == calls[0]);
 }
 
@@ -105,23 +108,22 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "backward throws the exception of the callback, after all buckets are reduced",
+    "backward throws the exception of the callback, and the other ranks stop after it",
     "[ranks][on_bucket_reduced]") {
   const auto errors = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
     Two two(self, {});
     two.throws = self.rank == 1;
-    std::string error;
-    try {
+    const auto error = testing::error_of([&] {
       two.backward();
-    } catch (const std::runtime_error& e) {
-      error = e.what();
-    }
-    two.throws = false;
-    two.backward();  // the ranks are in step
-    return error + two.calls;
+      two.backward();
+    });
+    if (self.rank == 1) self.wait_until_others_end();
+    return two.calls + error;
   });
-  CHECK(errors[0] == "b2,a2.a4,b4.");
-  CHECK(errors[1] == "the callback threwb2,a4,b4.");
+  CHECK_THAT(
+      errors[0], Catch::StartsWith("b2,a2.a step in the backward pass threw on rank 1 of 2, whose "
+                                   "model is no longer the others': the callback threw"));
+  CHECK(errors[1] == "b2,the callback threw");
 }
 
 TEST_CASE(

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace ddp {
@@ -78,6 +79,14 @@ GradientSums local_sums(
   return {sum, dy_normalized};
 }
 
+/// Sums what belongs to gradients over the ranks, by the weights of their losses.
+void sum_weighted(at::Tensor& sums, const ProcessGroup& group) {
+  const double weight = sample_weight();
+  if (weight != 1) sums.mul_(weight);
+  all_reduce(sums, c10d::ReduceOp::SUM, group);
+  if (weight != 1) sums.div_(weight);
+}
+
 struct Saved {
   at::Tensor input, weight, mean, var, count;
 };
@@ -106,7 +115,7 @@ variable_list backward_on_cuda(
   at::Tensor dx;
   if (context.needs_input_grad(0)) {
     auto all = at::cat({sum_dy, sum_dy_xmu});
-    all_reduce(all, c10d::ReduceOp::SUM, group);
+    sum_weighted(all, group);
     const auto sums = all.chunk(2);
     dx = input.numel() == 0 ? at::zeros_like(input)
                             : at::batch_norm_backward_elemt(
@@ -171,7 +180,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       auto all = at::cat({sums.dy, sums.dy_normalized}).to(at::kDouble);
-      all_reduce(all, c10d::ReduceOp::SUM, group);
+      sum_weighted(all, group);
       const auto means = all.div(count).chunk(2);
       const auto inverse = var.add(eps).rsqrt();
       dx = x.sub(per_channel(mean, x));

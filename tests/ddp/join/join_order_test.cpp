@@ -6,6 +6,7 @@
 #include "ddp/one_weight.h"
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -225,6 +226,26 @@ TEST_CASE(
         }
       });
   for (const auto& rank : seen) CHECK(rank.error.empty());
+}
+
+TEST_CASE("a rank warns once where it joins more iterations than it had", "[ranks][join]") {
+  const bool is_much = GENERATE(false, true);
+  const int own = is_much ? 10 : 1100;
+  const auto counts = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
+    const testing::WarnAlways always;
+    const testing::Warnings warnings;
+    Summing summing(self.group);
+    join({&summing}, [&] {
+      for (int i = 0; i < own + (self.rank == 0 ? 1050 : 0); ++i) summing.iterate();
+    });
+    return std::vector<int>{
+        warnings.count(
+            "has taken part in 1000 iterations of other ranks since its own input ended, "
+            "after 10 of its own"),
+        static_cast<int>(warnings.texts.size())};
+  });
+  CHECK(counts[0] == std::vector<int>{0, 0});
+  CHECK(counts[1] == std::vector<int>{is_much, is_much});
 }
 
 }  // namespace ddp

@@ -163,7 +163,8 @@ TEST_CASE("check_replicas compares tensors of no module that an optimizer steps"
 }
 
 TEST_CASE("a step on a tensor of no module warns once", "[ranks][ddp]") {
-  const std::string mode = GENERATE("stray", "averaged", "not stepped", "inputs", "ignored");
+  const std::string mode =
+      GENERATE("stray", "averaged", "not stepped", "inputs", "ignored", "moving average");
   CAPTURE(mode);
   const auto counts = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
     auto options = in(self);
@@ -185,6 +186,10 @@ TEST_CASE("a step on a tensor of no module warns once", "[ranks][ddp]") {
         loss_with(model, log_std, self.rank).backward();
       }
       optimizer.step();
+      if (mode == "moving average") {  // of a target that is used without NoGradGuard
+        const torch::NoGradGuard no_grad;
+        log_std.mul_(0.5).add_(model->module()->weight.sum(), 0.5);
+      }
       counts.push_back(warnings.count("a step of a tensor of no wrapped module, [2] Double"));
     }
     return counts;

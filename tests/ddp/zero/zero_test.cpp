@@ -331,6 +331,35 @@ TEST_CASE("parameters whose data is replaced are still stepped", "[zero][ranks]"
   CHECK(right == std::vector<char>(2, 1));
 }
 
+TEST_CASE("an overlapping optimizer refuses a model that was refreshed", "[zero][ranks][errors]") {
+  const int stage = GENERATE(1, 2);
+  const auto seen = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    auto net = make_net();
+    Model model(net, in(self));
+    const auto make = [&] {
+      return std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(
+          model, torch::optim::SGDOptions(0.1), ZeroOptions().stage(stage).overlap(true));
+    };
+    const auto step = [&] { model->forward(torch::ones({1, 7})).sum().backward(); };
+    auto optimizer = make();
+    step();
+    model->refresh();
+    const std::vector<std::string> errors{error_of(step), error_of([&] { optimizer->step(); })};
+    // Another one takes its place, or none.
+    optimizer = make();
+    step();
+    model->refresh();
+    optimizer.reset();
+    step();
+    return errors;
+  });
+  for (const auto& of_rank : seen) {
+    for (const auto& error : of_rank) {
+      CHECK_THAT(error, ContainsText("expected the model as it was when this was made"));
+    }
+  }
+}
+
 TEST_CASE("a new sharded optimizer works after a parameter grew and refresh", "[zero][ranks]") {
   const Mode mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
   CAPTURE(mode.stage, mode.overlap);

@@ -32,14 +32,14 @@ inline std::exception_ptr backend_error(const std::string& text) {
   }
 }
 
-/// The text of the std::exception that `body` throws; "" if it throws none. For errors that must
+/// The text of the exception that `body` throws; "" if it throws none. For errors that must
 /// reach all ranks before any rank throws.
 template <typename Body>
 std::string problem_of(Body&& body) {
   try {
     body();
-  } catch (const std::exception& error) {
-    return text_of(error);
+  } catch (...) {
+    return text_of(std::current_exception());
   }
   return "";
 }

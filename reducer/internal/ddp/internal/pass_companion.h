@@ -16,6 +16,9 @@ struct PassTerms {
   std::optional<double> scale = {};
   /// The rank whose order of gradients, and whose companion's data, all ranks take.
   int source = 0;
+  /// Of a pass that this rank joins without one of its own: whether the other ranks add its
+  /// averages to those of earlier passes, which `.grad` still holds.
+  bool adds = false;
 };
 
 /// Data that is sent with each reduced backward pass beside the gradients, such as a model's
@@ -30,6 +33,9 @@ class PassCompanion {
   /// Called on one of autograd's threads when the backward pass begins to communicate: may agree on
   /// the terms with the other ranks.
   virtual void begin(PassTerms& terms) { (void)terms; }
+  /// Called when the backward pass threw before that, with a text that names this rank: lets the
+  /// ranks that wait for it know.
+  virtual void failed(const std::string& why) { (void)why; }
   /// Called when autograd is done and all buckets but the last are launched: sends rank `source`'s
   /// data.
   virtual void start(int source) = 0;
@@ -39,6 +45,11 @@ class PassCompanion {
   /// Every rank has to begin as many: where the ranks' numbers differ modulo 20, the pass is an
   /// error on all of them.
   virtual uint64_t forwards() const { return 0; }
+  /// Whether this rank asks all others to call answer(), which they do at the end of this pass or
+  /// of the next one. Costs no message.
+  virtual bool asks() const { return false; }
+  /// Collective: may be, every rank calls it.
+  virtual void answer() {}
   /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
   /// none.
   virtual std::string error() { return {}; }

@@ -82,10 +82,12 @@ struct MissingGradient {
 /// autograd, one callback waits for the buckets, and every `.grad` is final when `backward()`
 /// returns (on CUDA: in stream order).
 ///
-/// The reducer averages the content of `.grad`, which includes gradients accumulated locally before
-/// (no_sync). Gradients are divided by the world size before they are summed, so the sum does not
-/// overflow where the average would not. A further backward pass without a forward before it
-/// (retain_graph, or two forwards and two backwards) is reduced in the same way.
+/// The reducer averages what was added to `.grad` since the last reduced pass, which includes
+/// gradients accumulated locally (no_sync). Averages of earlier passes that `.grad` still holds
+/// stay as they are: reduced passes add up. Gradients are divided by the world size before they are
+/// summed, so the sum does not overflow where the average would not. A further backward pass
+/// without a forward before it (retain_graph, or two forwards and two backwards) is reduced in the
+/// same way.
 ///
 /// Errors that one rank meets during a backward pass (a parameter without gradient, a gradient of
 /// the wrong dtype) do not stop its collectives: its part counts as zeros, and at the end of that
@@ -159,6 +161,16 @@ class Reducer {
   /// Collective: yes, like a backward pass after the companion's begin(). Blocks: host.
   void join_backward(const PassTerms& terms = {});
 
+  /// Whether `.grad` of any parameter holds an average of an earlier pass, so that the next one
+  /// adds to it.
+  ///
+  /// Cost: a look at every parameter.
+  bool has_averages() const;
+
+  /// Whether the backward pass that the calling thread runs accumulates gradients of the
+  /// parameters: torch::autograd::grad does not.
+  bool accumulates() const;
+
   /// Reports a problem of the next backward pass that was found outside of it: every rank throws at
   /// the end of that pass.
   void report_problem(std::string what, std::string remedy);
@@ -212,7 +224,8 @@ class Reducer {
   ///   - for all but the last, or for none;
   ///   - where the host runs ahead (NCCL), for all, and perhaps for those of the next pass.
   ///
-  /// If `act` throws, that backward pass throws its exception, on this rank alone.
+  /// If `act` throws, that backward pass throws its exception, on this rank alone, and the group is
+  /// aborted with its text once the other ranks have had their calls.
   ///
   /// \throws c10::Error  when there is one already.
   void on_bucket_reduced(OnBucketReduced act);

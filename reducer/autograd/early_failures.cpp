@@ -1,0 +1,147 @@
+#include "autograd/early_failures.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/record_function.h>
+#include <ddp/internal/autograd_node.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "pass/backward_result.h"
+
+namespace ddp {
+
+struct ExpectedPass {
+  EarlyFailures::IsExpected is_expected;
+  EarlyFailures::OnFailure on_failure;  // empty once its owner is gone
+  std::vector<WeakNodePtr> outputs = {};
+};
+
+namespace {
+
+using ExpectedPassPtr = std::shared_ptr<ExpectedPass>;
+
+/// Held by autograd's final callback, which a pass that throws destroys without a call.
+class Detector {
+ public:
+  explicit Detector(ExpectedPassPtr pass)
+      : pass_(std::move(pass)), result_(current_backward_result()) {}
+  ~Detector() {
+    if (completed || !pass_->on_failure) return;
+    const bool known = result_ && result_->hasError();
+    pass_->on_failure(known ? result_->exception_ptr() : nullptr);
+  }
+  Detector(const Detector&) = delete;
+  Detector& operator=(const Detector&) = delete;
+
+  bool completed = false;
+
+ private:
+  const ExpectedPassPtr pass_;
+  const c10::intrusive_ptr<c10::ivalue::Future> result_;
+};
+
+/// The passes that all reducers of the process expect.
+class ExpectedPasses {
+ public:
+  void add(const ExpectedPassPtr& pass, const std::vector<at::Tensor>& outputs) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& output : outputs) {
+      if (output.defined() && output.grad_fn()) {
+        pass->outputs.push_back(WeakNodePtr(output.grad_fn()));
+      }
+    }
+    if (std::find(passes_.begin(), passes_.end(), pass) == passes_.end()) passes_.push_back(pass);
+    drop_dead();
+  }
+
+  void remove(const ExpectedPassPtr& pass) {
+    const std::lock_guard lock(mutex_);
+    pass->outputs.clear();
+    drop_dead();
+  }
+
+  // Called within a backward pass.
+  void see(const std::unordered_set<torch::autograd::Node*>& nodes) {
+    std::vector<ExpectedPassPtr> seen;
+    {
+      const std::lock_guard lock(mutex_);
+      drop_dead();
+      const auto is_in = [&](const WeakNodePtr& node) {
+        return nodes.count(node.lock().get()) > 0;
+      };
+      for (const auto& pass : passes_) {
+        const auto& outputs = pass->outputs;
+        if (std::any_of(outputs.begin(), outputs.end(), is_in)) seen.push_back(pass);
+      }
+    }
+    for (const auto& pass : seen) {
+      if (!pass->is_expected()) continue;
+      remove(pass);
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [detector = std::make_shared<Detector>(pass)] { detector->completed = true; });
+    }
+  }
+
+ private:
+  // Each operation costs a little while the callback is enabled.
+  void drop_dead() {
+    const auto is_dead = [](const ExpectedPassPtr& pass) {
+      auto& outputs = pass->outputs;
+      const auto is_gone = [](const WeakNodePtr& node) { return node.expired(); };
+      outputs.erase(std::remove_if(outputs.begin(), outputs.end(), is_gone), outputs.end());
+      return outputs.empty();
+    };
+    passes_.erase(std::remove_if(passes_.begin(), passes_.end(), is_dead), passes_.end());
+    const bool enables = !passes_.empty();
+    if (std::exchange(is_enabled_, enables) == enables) return;
+    if (callback_ == at::INVALID_CALLBACK_HANDLE) {
+      // Autograd records the evaluation of each node, its hooks included, as a function.
+      callback_ = at::addGlobalCallback(
+          at::RecordFunctionCallback(on_function).scopes({at::RecordScope::FUNCTION}));
+    } else {
+      enables ? at::reenableCallback(callback_) : at::disableCallback(callback_);
+    }
+  }
+
+  static std::unique_ptr<at::ObserverContext> on_function(const at::RecordFunction& function);
+
+  std::mutex mutex_;
+  std::vector<ExpectedPassPtr> passes_;
+  bool is_enabled_ = false;
+  at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+};
+
+// Never destroyed: a reducer may be destroyed at the end of the process.
+ExpectedPasses& expected_passes() {
+  static auto* passes = new ExpectedPasses;
+  return *passes;
+}
+
+std::unique_ptr<at::ObserverContext> ExpectedPasses::on_function(const at::RecordFunction&) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes) expected_passes().see(*nodes);
+  return nullptr;
+}
+
+}  // namespace
+
+EarlyFailures::EarlyFailures(IsExpected is_expected, OnFailure on_failure)
+    : pass_(std::make_shared<ExpectedPass>(
+          ExpectedPass{std::move(is_expected), std::move(on_failure)})) {}
+
+EarlyFailures::~EarlyFailures() {
+  expected_passes().remove(pass_);
+  pass_->on_failure = nullptr;
+}
+
+void EarlyFailures::expect(const std::vector<at::Tensor>& outputs) {
+  expected_passes().add(pass_, outputs);
+}
+
+void EarlyFailures::reached() { expected_passes().remove(pass_); }
+
+}  // namespace ddp
