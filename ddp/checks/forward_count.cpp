@@ -76,8 +76,7 @@ class ForwardCount::Steps : public SharedSteps {
   }
 
   std::string explain(const std::string& more, const std::string& fewer) const override {
-    return ddp::str(
-        more, " began ", counted_.what, " that ", fewer, " did not. ", counted_.rule, ": ");
+    return ddp::str(more, " ", counted_.began, " ", fewer, " did not. ", counted_.rule, ": ");
   }
 
   void read(c10d::Store& store) override {
@@ -119,7 +118,6 @@ class ForwardCount::Steps : public SharedSteps {
     return number_;
   }
 
-  const CountedForwards& counted() const { return counted_; }
   /// Whether the current pass threw here.
   bool has_failed() const {
     const std::lock_guard lock(mutex_);
@@ -177,8 +175,8 @@ void ForwardCount::await_failures() {
     std::this_thread::sleep_for(std::min(at_most, kAskAgain));
     return false;
   };
-  monitor_->wait_until(have_all_failed, [this] {
-    return ddp::str("waiting for ranks that began ", steps_->counted().what, ", which threw here");
+  monitor_->wait_until(have_all_failed, [] {
+    return std::string("waiting for ranks whose forward pass did not throw, as this one's did");
   });
 }
 

@@ -25,7 +25,7 @@ void tell_models(const torch::autograd::edge_list& roots, const std::exception_p
 FailedPasses::FailedPasses(const ProcessGroup& group)
     : monitor_(monitor_of(group)),
       forwards_(
-          monitor_, {"a forward pass of a sharded model",
+          monitor_, {"began a forward pass of a sharded model that",
                      "Forward of a sharded model is collective, in evaluation, too: run it on "
                      "every rank, equally often, ddp::equal_batches()"}) {
   set_backward_failed(&tell_models);

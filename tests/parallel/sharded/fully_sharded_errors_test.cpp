@@ -151,7 +151,9 @@ TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][erro
   for (const auto& of_rank : errors) {
     CHECK_THAT(of_rank[0], ContainsText("save() has this rank's shards alone"));
     CHECK_THAT(of_rank[1], ContainsText("clone() has this rank's shards alone"));
-    CHECK_THAT(of_rank[2], ContainsText("Move the module before it is wrapped"));
+    CHECK_THAT(
+        of_rank[2],
+        ContainsText("Move each module, in device and dtype, before it becomes a unit"));
     CHECK_THAT(of_rank[3], ContainsText("expected a backward without create_graph"));
   }
 }

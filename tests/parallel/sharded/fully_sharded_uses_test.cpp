@@ -240,7 +240,10 @@ TEST_CASE("a sharded model may be destroyed in its own forward", "[ranks][sharde
     const auto module = std::make_shared<Drops>();
     auto model =
         std::make_unique<FullyShardedDataParallel<std::shared_ptr<Drops>>>(module, over(self));
-    module->drop = [&] { model.reset(); };
+    module->drop = [&, weak = std::weak_ptr(model->ptr())] {
+      model.reset();
+      TORCH_CHECK(!weak.expired(), "destroyed while it runs");
+    };
     const torch::NoGradGuard no_grad;
     const auto sum = model->get()->forward(torch::ones({2, 3}));
     return sum.item<double>();

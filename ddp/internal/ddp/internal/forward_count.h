@@ -11,7 +11,7 @@ namespace ddp {
 
 /// What a ForwardCount counts, and what ranks whose counts differ have to do.
 struct CountedForwards {
-  std::string what = "a training forward pass";
+  std::string began = "began a training forward pass that";
   std::string rule = "Every rank has to train on as many batches, or in join()";
 };
 
