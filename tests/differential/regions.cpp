@@ -85,9 +85,6 @@ bool are_equal_after(const Program& program, int step) {
 
 void Averages::begin(const OfAll& ranks) {
   if (!program_.is("training", "diloco")) return;
-  for (const auto& parameters : ranks) {  // outer parameters are float32
-    for (const auto& p : parameters) p.set_data(p.detach().to(torch::kFloat).to(p.scalar_type()));
-  }
   outer_ = flat_of(ranks[0]).to(torch::kDouble);
   momentum_ = torch::zeros_like(outer_);
 }
@@ -124,7 +121,8 @@ void Averages::after_step(int step, const OfAll& ranks) {
                                                           : kOfBFloat16;
     for (const auto& parameters : ranks) {
       auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
-      noise_.add(own, 4 * of_wire, kOfFloat * outer_.abs().max().item<double>());
+      const bool travels = !program_.is("regions", "one");
+      if (travels) noise_.add(own, 4 * of_wire, of_wire * 1e-3 * own.abs().max().item<double>());
       mean_ += own / static_cast<double>(ranks.size());
     }
     due_ = step + outer.overlap;
@@ -138,7 +136,7 @@ void Averages::arrive(const OfAll& ranks) {
        momentum = momentum_.narrow(0, from_, mean_.numel());
   momentum.mul_(options.momentum).add_(mean_);
   outer.sub_(options.nesterov ? mean_ + momentum * options.momentum : momentum, options.rate);
-  noise_.add(outer, 2 * kOfFloat);
+  if (precision_of(program_).module == torch::kFloat) noise_.add(outer, 2 * kOfFloat);
   for (const auto& parameters : ranks) {
     auto flat = flat_of(parameters);
     auto own = flat.narrow(0, from_, mean_.numel());
