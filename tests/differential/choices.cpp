@@ -319,6 +319,7 @@ const std::vector<Need>& needs() {
       {"exception=loop|optimizer", "steps=2|3"},
       {"collective=*", "steps=2|3"},
       {"groups=reversed_later", "reload=same|one_rank|more_ranks"},
+      {"groups=reversed_later", "training=fsdp"},
   };
   return all;
 }
@@ -530,6 +531,9 @@ const std::vector<Rule>& rules() {
       // What the documentation refuses.
       {"scaler=*", "training=zero1_overlap|zero2_overlap",
        "expected an optimizer that steps when it is told to"},
+      {"reduction=SampleWeighted", "passes=!one",
+       "?expected each rank to have the same part of the samples"},
+      {"layer=tied_member", "training=fsdp", "?expected each parameter in one unit"},
       {"clip=*", "training=zero1_overlap|zero2_overlap", "expected gradients before their step"},
       {"unused=*", "graph=fixed", "backward ended without gradients", "training=fsdp|pipeline"},
       {"change=freeze", "training=zero1|zero2|zero1_overlap|zero2_overlap",

@@ -121,8 +121,7 @@ void Averages::after_step(int step, const OfAll& ranks) {
                                                           : kOfBFloat16;
     for (const auto& parameters : ranks) {
       auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
-      const bool travels = !program_.is("regions", "one");
-      if (travels) noise_.add(own, 4 * of_wire, of_wire * 1e-3 * own.abs().max().item<double>());
+      noise_.add(own, 4 * of_wire, of_wire * 1e-3 * own.abs().max().item<double>());
       mean_ += own / static_cast<double>(ranks.size());
     }
     due_ = step + outer.overlap;
