@@ -418,7 +418,7 @@ TEST_CASE("a BatchNorm in a unit is converted before", "[ranks][sharded][errors]
   });
   for (const auto& error : errors) {
     if (least == 10) {
-      CHECK_THAT(error, ContainsText("to be a direct part of a Sequential, got 0.1 within"));
+      CHECK_THAT(error, ContainsText("to be an element of a Sequential, got 0.1"));
     } else {
       CHECK_THAT(error, ContainsText("expected parts that are not wrapped yet, got 0.1, a unit"));
     }
