@@ -4,13 +4,14 @@ import collections
 import pathlib
 import re
 
-MOST_FILES = 25  # beside each other in a folder
+MOST_FILES = 26  # beside each other in a folder
 ROOMS = (
     "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch",
     "plan")
 
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {
+    "start_thread": "base",
     "as_real": "base",
     "backend": "backends",
     "c10d_names": "base",

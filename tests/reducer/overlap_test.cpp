@@ -47,7 +47,7 @@ TEST_CASE("all-reduces start during backward, in ready order", "[pure][reducer]"
   const Chain chain(3, events);
   Reducer reducer(chain.parameters, testing::recording_group(0, 2, events), kOneParameterBuckets);
 
-  // The first pass has one bucket, as c10d's; its tail of ten elements is the rank's status.
+  // The first pass has one bucket, as c10d's; its tail of eleven elements is the rank's status.
   step(reducer, chain);
   CHECK(
       events == Events{"gradient w2", "gradient w1", "gradient w0", "allreduce 35", "broadcast 3"});

@@ -1,4 +1,4 @@
-#include "sharded/scaled_gradients.h"
+#include "sharded/passes/scaled_gradients.h"
 
 #include <algorithm>
 #include <cmath>
