@@ -4,11 +4,10 @@
 #include <cstdio>
 #include <fstream>
 #include <random>
-#include <sstream>
+#include <set>
 
 #include <CLI/CLI.hpp>
 
-#include "differential/coverage.h"
 #include "differential/shrink.h"
 #include "differential/worker.h"
 
@@ -84,6 +83,28 @@ class Findings {
   std::vector<std::pair<std::string, Program>> smallest_;
 };
 
+/// Which pairs of values have run together.
+class Coverage {
+ public:
+  void add(const Program& program) {
+    const auto taken = program.taken();
+    for (size_t i = 0; i < taken.size(); ++i) {
+      for (size_t j = i + 1; j < taken.size(); ++j) seen_.emplace(taken[i], taken[j]);
+    }
+  }
+  /// Of those that the rules allow.
+  void print_unseen() const {
+    for (const auto& pair : pairs()) {
+      if (seen_.count(pair) == 0) {
+        std::printf("pair %s x %s\n", pair.first.c_str(), pair.second.c_str());
+      }
+    }
+  }
+
+ private:
+  std::set<std::pair<std::string, std::string>> seen_;
+};
+
 std::vector<Program> programs_in(const std::string& path) {
   std::vector<Program> programs;
   std::ifstream file(path);
@@ -145,10 +166,7 @@ int run(const Options& options) {
     std::printf(
         "LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
   }
-  if (options.program.empty() && options.corpus.empty() && options.unseen) {
-    for (const auto& [first, second] : coverage.unseen())
-      std::printf("pair %s x %s\n", first.c_str(), second.c_str());
-  }
+  if (options.program.empty() && options.corpus.empty() && options.unseen) coverage.print_unseen();
   return findings.count() > 0 ? 1 : 0;
 }
 

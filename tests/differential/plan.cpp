@@ -1,5 +1,7 @@
 #include "differential/plan.h"
 
+#include "differential/training/optimizers.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -10,11 +12,9 @@ std::map<std::string, LayerKind>& layer_kinds() {
   return all;
 }
 
-std::vector<Pass> passes_of(const Program& program, int step) {
+std::vector<Pass> passes_of(const Program& program) {
   const auto& label = program.label("passes");
   if (label == "accumulate" || label == "sync_in_backward") return {{{0}, false}, {{1}}};
-  if (label == "rest")
-    return step == 0 ? std::vector<Pass>{{{0}, false}, {{1}}} : std::vector<Pass>{{{0}}};
   if (label == "two_averaged" || label == "two_forwards") return {{{0}}, {{1}}};
   if (label == "retain_graph") return {{{0}}, {{0}, true, true}};
   if (label == "one_backward") return {{{0, 1}}};
@@ -136,26 +136,22 @@ std::vector<torch::optim::OptimizerParamGroup> param_groups(
   return result;
 }
 
-// An epsilon beside which rounding errors of gradients that are zero do not count.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  namespace optim = torch::optim;
-  if (label == "momentum") {
-    return std::make_unique<optim::SGD>(
-        groups, optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
-  }
-  if (label == "adam")
-    return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.01).eps(1e-3));
-  if (label == "adamw" || label == "fused_adamw") {
-    return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).eps(1e-3));
-  }
-  if (label == "adagrad") {
-    return std::make_unique<optim::Adagrad>(groups, optim::AdagradOptions(0.05).eps(1e-3));
-  }
-  if (label == "rmsprop") {
-    return std::make_unique<optim::RMSprop>(groups, optim::RMSpropOptions(0.01).eps(1e-3));
-  }
-  return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1));
+#define MAKE(name, type, plain, options) \
+  if (label == (name)) return std::make_unique<plain>(groups, options);
+  DDP_OPTIMIZERS(MAKE)
+#undef MAKE
+  TORCH_CHECK(false, "no optimizer is called ", label);
+}
+
+double initial_rate(const Program& program) {
+  const auto& label = program.label("optimizer");
+#define RATE(name, type, plain, options) \
+  if (label == (name)) return (options).lr();
+  DDP_OPTIMIZERS(RATE)
+#undef RATE
+  TORCH_CHECK(false, "no optimizer is called ", label);
 }
 
 }  // namespace ddp::differential

@@ -18,8 +18,8 @@ struct Pass {
   bool again = false;  ///< through a graph that had a backward pass: the same batch once more
 };
 
-/// The backward passes of a step, in order.
-std::vector<Pass> passes_of(const Program& program, int step);
+/// The backward passes of each step, in order.
+std::vector<Pass> passes_of(const Program& program);
 /// Whether all forward passes of a step come before its first backward pass.
 bool forwards_come_first(const Program& program);
 
@@ -93,6 +93,8 @@ DDP_SOURCE(
 /// An optimizer of LibTorch by its label, over groups of parameters.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups);
+/// The rate with which it begins.
+double initial_rate(const Program& program);
 /// Groups of parameters, where the second has a learning rate of its own.
 std::vector<torch::optim::OptimizerParamGroup> param_groups(
     const Program& program, const std::vector<at::Tensor>& parameters, int step);

@@ -1,21 +1,16 @@
 // The ranks of a program, as threads, and the comparison of what they had with the reference.
-#include <cmath>
 #include <mutex>
-#include <numeric>
 #include <sstream>
 #include <thread>
 
 #include <ATen/Parallel.h>
 #include <ddp/internal/error_text.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "differential/rounding.h"
 #include "differential/run.h"
 #include "differential/worker.h"
 #include "reducer/gradients/direct_gradient.h"
 #include "support/foreign_locale.h"
-#include "support/hosts.h"
 #include "support/temporary_folder.h"
 
 namespace ddp::differential {
@@ -34,42 +29,18 @@ class Groups {
  public:
   std::vector<ProcessGroup>& of(const std::string& backend, int size) {
     auto& groups = groups_[{backend, size}];
-    if (groups.empty()) groups = make(backend, size);
+    if (groups.empty()) {
+      testing::RanksOptions options;
+      options.collective_timeout = std::chrono::seconds(8);
+      options.backend = backend;
+      groups = testing::run_ranks<ProcessGroup>(
+          size, [](const Rank& self) { return self.group; }, options);
+    }
     return groups;
   }
   void drop(const std::string& backend, int size) { groups_.erase({backend, size}); }
 
  private:
-  static std::vector<ProcessGroup> make(const std::string& backend, int size) {
-    const auto store = c10::make_intrusive<c10d::HashStore>();
-    std::vector<ProcessGroup> groups(static_cast<size_t>(size));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] {
-        const bool two_hosts = backend == "two_hosts";
-        const auto& name = two_hosts ? "gloo" : backend == "shm_direct" ? "shm" : backend;
-        auto group = make_process_group(
-            ProcessGroupOptions().backend(name).store(store).rank(rank).world_size(size).timeout(
-                std::chrono::seconds(8)));
-        if (two_hosts && size > 2) {
-          std::string hosts(static_cast<size_t>(size), 'a');
-          std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 'b');
-          const auto timeout = std::chrono::seconds(8);
-          const auto shared = testing::share_on_hosts(
-              c10::make_intrusive<c10d::PrefixStore>("hosts", store), rank, hosts, timeout,
-              timeout);
-          TORCH_CHECK(shared.backend, shared.why_not);
-          const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
-          group->setBackend(c10::kCPU, type, shared.backend);
-          group->setDefaultBackend(type);
-        }
-        groups[static_cast<size_t>(rank)] = group;
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    return groups;
-  }
-
   std::map<std::pair<std::string, int>, std::vector<ProcessGroup>> groups_;
 };
 
@@ -255,13 +226,6 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
           all};
 }
 
-Groups& groups() {
-  static Groups all;
-  return all;
-}
-
-}  // namespace
-
 /// The largest value of the reference.
 double largest(const std::vector<Record>& records) {
   double result = 0;
@@ -273,6 +237,13 @@ double largest(const std::vector<Record>& records) {
   }
   return result;
 }
+
+Groups& groups() {
+  static Groups all;
+  return all;
+}
+
+}  // namespace
 
 std::map<std::string, double> reference_sums(const Program& program) {
   std::map<std::string, double> result;

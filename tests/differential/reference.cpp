@@ -214,7 +214,7 @@ class Reference {
     }
     samples_.assign(copies_.size(), 0);
     std::map<int, OfRanks> losses;  // by batch
-    const auto passes = passes_of(program_, step);
+    const auto passes = passes_of(program_);
     const auto forward_of = [&](int batch) { losses[batch] = forward(step, batch); };
     if (forwards_come_first(program_)) {
       for (const auto& pass : passes)

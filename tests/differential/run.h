@@ -51,6 +51,8 @@ class Training {
 
  protected:
   explicit Training(RankRun& run) : run_(run) {}
+  /// Clips by the norm over the parameters of a module, some of which are cut.
+  void clip_norm_of(torch::nn::Module& module);
   RankRun& run_;
 };
 

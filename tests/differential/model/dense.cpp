@@ -85,13 +85,16 @@ DDP_LAYER(
     });
 
 // Each row has a mask of its own, so that it does not matter what other layers drew before.
-DDP_LAYER("dropout", Dropout,
-struct Dropout : Layer {
-  at::Tensor forward(at::Tensor x) override {
-    if (!is_training()) return x;
-    return 2 * (values(x.size(0), x.sizes()) > 0).to(x.dtype()) * x;
-}  // namespace ddp::differential
-});
+// clang-format off
+DDP_LAYER(
+    "dropout", Dropout,
+    struct Dropout : Layer {
+      at::Tensor forward(at::Tensor x) override {
+        if (!is_training()) return x;
+        return 2 * (values(x.size(0), x.sizes()) > 0).to(x.dtype()) * x;
+      }
+    });
+// clang-format on
 
 // The parameter has a gradient only where it is used.
 DDP_LAYER(

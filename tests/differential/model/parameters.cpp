@@ -58,62 +58,64 @@ DDP_LAYER(
       at::Tensor odd = register_buffer("odd", torch::zeros({4}, torch::kBool));
     });
 
-DDP_LAYER("function", Squared,
-struct Square : torch::autograd::Function<Square> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
-    context->save_for_backward({x});
-    return x * x;
-}  // namespace ddp::differential
-static torch::autograd::variable_list backward(
-    torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-  return {2 * context->get_saved_variables()[0] * gradients[0]};
-}
-}
-;
-struct Squared : Layer {
-  at::Tensor forward(at::Tensor x) override { return Square::apply(torch::tanh(linear(x))); }
-  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 4))};
-});
-
-DDP_SOURCE(
-    Tied,
-    // Uses the first square weight of the layers before it, and has one of its own where there is
-    // none.
-    struct Tied
-    : Layer {
-      Tied(const std::vector<at::Tensor>& earlier, bool is_member) {
-        for (const auto& p : earlier) {
-          if (!weight.defined() && p.sizes() == at::IntArrayRef({4, 4}) && p.requires_grad())
-            weight = p;
-        }
-        if (!weight.defined()) {
-          weight = register_parameter("weight", torch::ones({4, 4}, torch::kDouble));
-        } else if (is_member) {
-          register_parameter("weight", weight);
-        }
+// clang-format off
+DDP_LAYER(
+    "function", Squared,
+    struct Square : torch::autograd::Function<Square> {
+      static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
+        context->save_for_backward({x});
+        return x * x;
       }
-      at::Tensor forward(at::Tensor x) override { return torch::linear(x, weight); }
-      at::Tensor weight;
+      static torch::autograd::variable_list backward(
+          torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+        return {2 * context->get_saved_variables()[0] * gradients[0]};
+      }
+    };
+    struct Squared : Layer {
+      at::Tensor forward(at::Tensor x) override { return Square::apply(torch::tanh(linear(x))); }
+      torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 4))};
     });
+    // clang-format on
 
-namespace {
+    DDP_SOURCE(
+        Tied,
+        // Uses the first square weight of the layers before it, and has one of its own where there
+        // is none.
+        struct Tied
+        : Layer {
+          Tied(const std::vector<at::Tensor>& earlier, bool is_member) {
+            for (const auto& p : earlier) {
+              if (!weight.defined() && p.sizes() == at::IntArrayRef({4, 4}) && p.requires_grad())
+                weight = p;
+            }
+            if (!weight.defined()) {
+              weight = register_parameter("weight", torch::ones({4, 4}, torch::kDouble));
+            } else if (is_member) {
+              register_parameter("weight", weight);
+            }
+          }
+          at::Tensor forward(at::Tensor x) override { return torch::linear(x, weight); }
+          at::Tensor weight;
+        });
 
-LayerKind tied(bool is_member) {
-  LayerKind kind;
-  kind.make = [is_member](const Rank&, const auto& earlier) {
-    std::vector<at::Tensor> parameters;
-    for (const auto& layer : earlier) {
-      for (const auto& p : layer->parameters()) parameters.push_back(p);
+    namespace {
+
+    LayerKind tied(bool is_member) {
+      LayerKind kind;
+      kind.make = [is_member](const Rank&, const auto& earlier) {
+        std::vector<at::Tensor> parameters;
+        for (const auto& layer : earlier) {
+          for (const auto& p : layer->parameters()) parameters.push_back(p);
+        }
+        return std::make_shared<Tied>(parameters, is_member);
+      };
+      kind.source = "Tied";
+      kind.call = std::string("std::make_shared<Tied>(net->parameters(), ") +
+                  (is_member ? "true)" : "false)");
+      return kind;
     }
-    return std::make_shared<Tied>(parameters, is_member);
-  };
-  kind.source = "Tied";
-  kind.call =
-      std::string("std::make_shared<Tied>(net->parameters(), ") + (is_member ? "true)" : "false)");
-  return kind;
-}
-const RegisteredLayer tied_layer("tied", tied(false));
-const RegisteredLayer tied_member_layer("tied_member", tied(true));
+    const RegisteredLayer tied_layer("tied", tied(false));
+    const RegisteredLayer tied_member_layer("tied_member", tied(true));
 
-}  // namespace
-}  // namespace ddp::differential
+    }  // namespace
+    }  // namespace ddp::differential

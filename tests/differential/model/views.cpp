@@ -3,29 +3,31 @@
 
 namespace ddp::differential {
 
-DDP_LAYER("view", View,
-struct View : Layer {
-  at::Tensor forward(at::Tensor x) override { return x.view_as(x);
-}  // namespace ddp::differential
-});
+// clang-format off
+DDP_LAYER(
+    "view", View,
+    struct View : Layer {
+      at::Tensor forward(at::Tensor x) override { return x.view_as(x); }
+    });
 
-DDP_LAYER("transposed", Transposed,
-struct Transposed : Layer {
-  at::Tensor forward(at::Tensor x) override { return x.t().t();
-}
-});
+DDP_LAYER(
+    "transposed", Transposed,
+    struct Transposed : Layer {
+      at::Tensor forward(at::Tensor x) override { return x.t().t(); }
+    });
 
-DDP_LAYER("narrowed", Narrowed,
-struct Narrowed : Layer {
-  at::Tensor forward(at::Tensor x) override { return x.narrow(1, 0, 4);
-}
-});
+DDP_LAYER(
+    "narrowed", Narrowed,
+    struct Narrowed : Layer {
+      at::Tensor forward(at::Tensor x) override { return x.narrow(1, 0, 4); }
+    });
 
-DDP_LAYER("unbound", Unbound,
-struct Unbound : Layer {
-  at::Tensor forward(at::Tensor x) override { return x.unsqueeze(0).unbind(0)[0];
-}
-});
+DDP_LAYER(
+    "unbound", Unbound,
+    struct Unbound : Layer {
+      at::Tensor forward(at::Tensor x) override { return x.unsqueeze(0).unbind(0)[0]; }
+    });
+// clang-format on
 
 DDP_LAYER(
     "by_columns", ByColumns, struct ByColumns
@@ -45,11 +47,13 @@ DDP_LAYER(
       torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 4))};
     });
 
-DDP_LAYER("in_place_on_input", InPlaceOnInput,
-struct InPlaceOnInput : Layer {
-  at::Tensor forward(at::Tensor x) override { return torch::leaky_relu_(x, 0.5);
-}
-});
+// clang-format off
+DDP_LAYER(
+    "in_place_on_input", InPlaceOnInput,
+    struct InPlaceOnInput : Layer {
+      at::Tensor forward(at::Tensor x) override { return torch::leaky_relu_(x, 0.5); }
+    });
+// clang-format on
 
 DDP_LAYER(
     "coupling", Coupling, struct Coupling

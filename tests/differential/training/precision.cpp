@@ -6,18 +6,30 @@
 
 namespace ddp::differential {
 
-void set_precision(RankRun& run, DistributedDataParallelOptions& options) {
+namespace {
+
+/// The dtypes that the wrapper and units have both.
+template <typename Precision>
+void set_dtypes(RankRun& run, Precision& precision) {
   const auto& label = run.program.label("precision");
   auto& trace = run.trace;
-  trace.say("MixedPrecision precision;");
-  MixedPrecision precision;
   if (label == "half") DDP_DO(trace, precision.param_dtype(torch::kHalf));
   if (label == "float_of_double") DDP_DO(trace, precision.param_dtype(torch::kFloat));
   if (label.find("bf16") == 0) DDP_DO(trace, precision.param_dtype(torch::kBFloat16));
-  if (label == "bf16_reduced_wide") DDP_DO(trace, precision.reduce_dtype(torch::kFloat));
-  if (label == "bf16_reduced") DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
-  if (label == "reduce_bf16") DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
+  if (label == "bf16_reduced" || label == "reduce_bf16")
+    DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
   if (label == "bf16_buffers") DDP_DO(trace, precision.buffer_dtype(torch::kBFloat16));
+}
+
+}  // namespace
+
+void set_precision(RankRun& run, DistributedDataParallelOptions& options) {
+  auto& trace = run.trace;
+  trace.say("MixedPrecision precision;");
+  MixedPrecision precision;
+  set_dtypes(run, precision);
+  if (run.program.is("precision", "bf16_reduced_wide"))
+    DDP_DO(trace, precision.reduce_dtype(torch::kFloat));
   DDP_DO(trace, options.mixed_precision(precision));
 }
 
@@ -26,13 +38,8 @@ void set_precision(RankRun& run, FullyShardedOptions& options) {
   auto& trace = run.trace;
   trace.say("MixedPrecisionPolicy precision;");
   MixedPrecisionPolicy precision;
-  if (label == "half") DDP_DO(trace, precision.param_dtype(torch::kHalf));
-  if (label == "float_of_double") DDP_DO(trace, precision.param_dtype(torch::kFloat));
-  if (label.find("bf16") == 0) DDP_DO(trace, precision.param_dtype(torch::kBFloat16));
+  set_dtypes(run, precision);
   if (label == "bf16_reduced_wide") DDP_DO(trace, precision.reduce_dtype(torch::kDouble));
-  if (label == "bf16_reduced" || label == "reduce_bf16")
-    DDP_DO(trace, precision.reduce_dtype(torch::kBFloat16));
-  if (label == "bf16_buffers") DDP_DO(trace, precision.buffer_dtype(torch::kBFloat16));
   if (label == "bf16_output") DDP_DO(trace, precision.output_dtype(torch::kDouble));
   if (label == "bf16_uncast") DDP_DO(trace, precision.cast_forward_inputs(false));
   if (label == "bf16_kept") DDP_DO(trace, precision.keep_float({"norm"}));

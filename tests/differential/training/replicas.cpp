@@ -210,7 +210,7 @@ class Replicas : public Training {
     run_.trace.say(
         "const auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" +
         (options.overlap() ? "true" : "false") + ");");
-#define MAKE(name, type, values)                                                            \
+#define MAKE(name, type, plain, values)                                                     \
   if (kind == (name)) {                                                                     \
     run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values   \
                    ", zero);");                                                             \

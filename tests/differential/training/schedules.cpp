@@ -90,13 +90,8 @@ Rate rate_of(const Program& program, int step, double initial) {
 
 void set_rates(const Program& program, int step, torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
-  const auto& label = program.label("optimizer");
-  const double initial = label.find("ada") == 0 || label == "rmsprop" || label == "fused_adamw"
-                             ? (label == "adagrad" ? 0.05 : 0.01)
-                         : label == "momentum" ? 0.05
-                                               : 0.1;
+  const auto rate = rate_of(program, step, initial_rate(program));
   for (auto& group : optimizer.param_groups()) {
-    const auto rate = rate_of(program, step, initial);
     group.options().set_lr(rate.rate);
     if (!rate.momentum) continue;
     if (auto* sgd = dynamic_cast<SGDOptions*>(&group.options())) sgd->momentum(*rate.momentum);

@@ -86,17 +86,8 @@ class Sharded : public Training {
     return result;
   }
   void clip(torch::optim::Optimizer& optimizer) override {
-    const auto& label = run_.program.label("clip");
-    auto* model = root_ ? root_->get() : run_.units.begin()->second.get();
-    if (label == "2") {
-      DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5));
-    } else if (label == "1") {
-      DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5, 1));
-    } else if (label == "inf") {
-      DDP_DO(run_.trace, clip_grad_norm_(*model, 0.5, INFINITY));
-    } else {
-      Training::clip(optimizer);
-    }
+    if (run_.program.is("clip", "value|torch")) return Training::clip(optimizer);
+    clip_norm_of(root_ ? **root_ : *run_.units.begin()->second);
   }
   void add_to(Checkpointer& checkpointer) override {
     checkpointer.add("model", *root_).add("optimizer", *run_.optimizer);
