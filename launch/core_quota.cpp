@@ -33,7 +33,8 @@ std::optional<int> cores_of_quota(const std::string& groups, const std::string& 
     const auto controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && !names_cpu(controllers)) continue;
     const auto top = controllers.empty() ? mount : mount + '/' + controllers;
-    // Those above count, too. In a container the path may be the host's, which is not there.
+    // The quotas of groups above count, too. In a container the path may be the host's, which is
+    // not there.
     auto path = line.substr(second + 1);
     while (true) {
       if (const auto cores = quota_in(top + path, controllers.empty())) {

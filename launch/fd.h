@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp::launch {
 

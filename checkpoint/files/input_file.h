@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp {
 

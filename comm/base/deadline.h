@@ -13,7 +13,7 @@ class Deadline {
 
   explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(in(timeout)) {}
 
-  /// Of ten years: a longer one would overflow clocks, ours and those of backends.
+  /// Ten years: a longer timeout would overflow clocks, ours and those of backends.
   static constexpr Milliseconds kLongest = std::chrono::hours(24 * 3650);
 
   /// The time after `timeout`, or after the longest.

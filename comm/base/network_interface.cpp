@@ -12,7 +12,7 @@
 #include <memory>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 #include <ddp/internal/text.h>
 
 #include "base/socket_address.h"

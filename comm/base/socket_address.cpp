@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 #include "base/deadline.h"
 

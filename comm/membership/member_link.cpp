@@ -12,8 +12,8 @@
 #include <netdb.h>
 #include <unistd.h>
 
-#include <ddp/internal/host_name.h>
-#include <ddp/internal/start_thread.h>
+#include <ddp/internal/system/host_name.h>
+#include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::membership {

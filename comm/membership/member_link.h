@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include <ddp/internal/fd.h>
 #include <ddp/internal/membership/line_channel.h>
+#include <ddp/internal/system/fd.h>
 
 #include "membership/member.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp {
 

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp {
 

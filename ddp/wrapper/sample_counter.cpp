@@ -41,7 +41,7 @@ struct SampleCounter::Counts {
   void count(Forward& forward) {
     const std::lock_guard lock(mutex);
     if (!forward.counts || forward.counted_for == pass) return;
-    // What is in the average already counts anew where more is accumulated.
+    // A forward pass that is in the average already counts anew where more is accumulated.
     const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
     if (forward.counted_for > 0 && wanted && !wanted->empty()) return;
     forward.counted_for = pass;

@@ -67,7 +67,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_backward({outputs, outputs_complete, terms().known()});
       break;
   }
-  // After the reducer's hooks: hooks of the program come behind these, and may throw.
+  // After the reducer's hooks: the hooks of the program run after these, and may throw.
   terms().end_forward(outputs, outputs_complete);
 }
 

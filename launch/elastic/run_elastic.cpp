@@ -15,7 +15,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <ddp/internal/host_name.h>
+#include <ddp/internal/system/host_name.h>
 
 #include "launch/elastic/carrier.h"
 #include "launch/elastic/elastic_host.h"

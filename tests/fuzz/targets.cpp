@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <ddp/internal/forward_count.h>

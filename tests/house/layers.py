@@ -4,7 +4,7 @@ import collections
 import pathlib
 import re
 
-MOST_FILES = 26  # beside each other in a folder
+MOST_FILES = 25  # beside each other in a folder
 ROOMS = (
     "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch",
     "plan")

@@ -114,7 +114,7 @@ TEST_CASE("a program that cannot be executed is reported once", "[process]") {
   CHECK(job.err == "ddprun: cannot execute '/etc/passwd': Permission denied\n");
 }
 
-TEST_CASE("a script whose interpreter is missing is told from one that is", "[process]") {
+TEST_CASE("the error of a script names its interpreter where that is missing", "[process]") {
   const TemporaryFolder folder;
   const auto write = [&](const char* first_line) {
     const auto path = folder.write("script", std::string(first_line) + "echo started\n");

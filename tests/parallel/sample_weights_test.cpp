@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/fixed_values.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -40,16 +41,6 @@ at::Tensor own_rows(const Rows& rows, int pass, const Rank& self) {
       .narrow(0, begin_of(rows, self.rank), rows[static_cast<size_t>(self.rank)]);
 }
 
-/// Values that depend on nothing else: the ranks' threads share one generator.
-void fill(torch::nn::Module& module) {
-  module.to(at::kDouble);
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& p : module.parameters()) {
-    p.copy_(torch::sin(torch::arange(p.numel(), at::kDouble) * 1.1 + ++phase).view(p.sizes()));
-  }
-}
-
 /// The group is null in the one process.
 class NormalizedImpl : public torch::nn::Module {
  public:
@@ -64,7 +55,7 @@ class NormalizedImpl : public torch::nn::Module {
     blocks->push_back(torch::nn::Tanh());
     register_module("blocks", blocks);
     last = register_module("last", torch::nn::Linear(6, 1));
-    fill(*this);
+    testing::set_fixed_values(*this);
   }
   at::Tensor forward(const at::Tensor& x) {
     return last(checkpoints_ ? checkpoint(blocks, x) : blocks->forward(x)).squeeze(1);
@@ -130,7 +121,7 @@ at::Tensor contrastive(const at::Tensor& z, const Rows& rows, const Rank& self) 
 
 torch::nn::Linear embedding() {
   torch::nn::Linear net(kWidth, 3);
-  fill(*net);
+  testing::set_fixed_values(*net);
   return net;
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 #include <sys/types.h>
 
 namespace ddp::testing {

@@ -7,7 +7,7 @@
 #include <random>
 #include <stdexcept>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp::testing {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <ddp/internal/start_thread.h>
+#include <ddp/internal/system/start_thread.h>
 
 #include "base/deadline.h"
 

@@ -9,7 +9,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
-#include <ddp/internal/start_thread.h>
+#include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
 #include "backends/mpi/channel.h"

@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/host_name.h>
+#include <ddp/internal/system/host_name.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/start_thread.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
 namespace {

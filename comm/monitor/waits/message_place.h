@@ -10,7 +10,7 @@ std::string message_place(bool sends, int peer, int tag);
 
 bool is_message_place(const std::string& where);
 
-/// What to do where a rank waits in `where` and others as `others` says: "" if that is not known.
+/// The remedy for a rank that waits in `where` and others as `others` says: "" if none is known.
 std::string advice_for_message(const std::string& where, const std::string& others);
 
 }  // namespace ddp

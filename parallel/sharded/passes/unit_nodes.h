@@ -40,7 +40,7 @@ std::vector<at::Tensor> pass_through_node(
     std::vector<at::Tensor> tensors, UnitEnd end, const std::shared_ptr<ShardedUnit>& unit,
     const ShardedModel::Place& place, const NodePtr& marker = nullptr);
 
-/// The forward passes in the graphs behind `roots`.
+/// The forward passes in the graphs of `roots`.
 std::vector<std::shared_ptr<ForwardPass>> passes_of(const torch::autograd::edge_list& roots);
 /// Those of `model` in the graphs of tensors.
 std::vector<std::shared_ptr<ForwardPass>> passes_of(

@@ -74,7 +74,7 @@ TEST_CASE("more messages than the ring holds arrive in their order", "[shm]") {
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("a message arrives behind more than the ring holds that nobody has asked for", "[shm]") {
+TEST_CASE("a message arrives after more unread ones than the ring holds", "[shm]") {
   constexpr int kBefore = 200;  // more than kMostMessages
   const int64_t numel = GENERATE(kShort, kLong);
   const auto errors = errors_of_ranks(

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/fixed_values.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -21,23 +22,13 @@ using testing::run_ranks;
 constexpr int kRanks = 3;
 constexpr int64_t kWidth = 4;
 
-/// Values that depend on nothing else: the ranks' threads share one generator.
-void fill(torch::nn::Module& module) {
-  module.to(at::kDouble);
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& p : module.parameters()) {
-    p.copy_(torch::sin(torch::arange(p.numel(), at::kDouble) * 1.1 + ++phase).view(p.sizes()));
-  }
-}
-
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl() {
     first = register_module("first", torch::nn::Linear(kWidth, 5));
     extra = register_module("extra", torch::nn::Linear(5, 5));
     last = register_module("last", torch::nn::Linear(5, 1));
-    fill(*this);
+    testing::set_fixed_values(*this);
   }
   at::Tensor forward(const at::Tensor& x, bool with_extra) {
     auto y = torch::tanh(first(x));

@@ -14,7 +14,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/packed_texts.h>
-#include <ddp/internal/start_thread.h>
+#include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp {
 

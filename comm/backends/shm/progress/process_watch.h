@@ -2,7 +2,7 @@
 
 #include <sys/types.h>
 
-#include <ddp/internal/fd.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp::backends::shm {
 

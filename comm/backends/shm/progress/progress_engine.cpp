@@ -259,7 +259,7 @@ bool ProgressEngine::check_agreement(Pending& pending) {
   if (alike && pending.call.check_agreement) {
     agreement = pending.call.check_agreement(monitor_.buffers_for(pending.number));
   }
-  // What failed takes one round, in which no rank copies, however many it would have taken.
+  // A failed operation takes one round, in which no rank copies, whatever its size.
   pending.rounds_left = agreement.mismatch.empty() ? agreement.rounds : 1;
   if (agreement.mismatch.empty()) return true;
   const auto& text = agreement.mismatch;

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// What a ForwardCount counts, and what ranks whose counts differ have to do.
+/// The passes that a ForwardCount counts, and the remedy for ranks whose counts differ.
 struct CountedForwards {
   std::string began = "began a training forward pass that";
   std::string rule = "Every rank has to train on as many batches, or in join()";

@@ -1,4 +1,4 @@
-// What autograd tells nobody but its engine.
+// Events that autograd reports to its engine alone.
 #pragma once
 
 #include <exception>

@@ -14,8 +14,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <ddp/internal/fd.h>
 #include <ddp/internal/membership/lines.h>
+#include <ddp/internal/system/fd.h>
 
 namespace ddp::membership {
 
