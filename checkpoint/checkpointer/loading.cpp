@@ -25,6 +25,7 @@ std::vector<int64_t> agreed_steps(CheckpointedRun& run) {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
   const auto problem = problem_of([&] {
+    run.folder.restore_replaced();
     steps = run.folder.steps();
     divide_cut_parts(run);
     run.sharded.refresh();
