@@ -28,6 +28,7 @@ std::vector<int64_t> agreed_steps(CheckpointedRun& run) {
   const auto misfit = divide_cut_parts(run, doing);
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(misfit.empty(), misfit);
+    run.folder.restore_replaced();
     steps = run.folder.steps();
     run.sharded.refresh();
   });

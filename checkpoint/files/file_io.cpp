@@ -60,6 +60,12 @@ Fd open_path(const std::string& path, int flags, const char* verb) {
   return opened;
 }
 
+std::string folder_above(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 // Reads at most `size` bytes; fewer only at the end of the file.
 size_t read_block(const Fd& file, void* data, size_t size, const std::string& path) {
   size_t done = 0;
@@ -180,13 +186,19 @@ std::vector<std::string> names_in_folder(const std::string& path) {
 void make_folders(const std::string& path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const auto part = path.substr(0, slash);
-    if (mkdir(part.c_str(), 0777) != 0) {
+    if (mkdir(part.c_str(), 0777) == 0) {
+      sync_folder(folder_above(part));  // else its name, and all in it, may be lost with the power
+    } else {
       const int error = errno;
       // For an existing folder of another user, mkdir may fail with another error than EEXIST.
       if (kind_of_path(part) != PathKind::Folder) throw_system("make", part, error);
     }
     if (slash == std::string::npos) return;
   }
+}
+
+bool is_name_in_folder(const std::string& name) {
+  return !name.empty() && name.find('/') == std::string::npos && name != "." && name != "..";
 }
 
 void sync_folder(const std::string& path) {

@@ -18,6 +18,8 @@ namespace {
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kSavingPrefix = ".saving-";
 constexpr const char* kRemovingPrefix = ".removing-";
+constexpr const char* kReplacedPrefix =
+    ".replaced-";  // whole: it may be the step's only checkpoint
 
 bool begins_with(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;
@@ -36,6 +38,11 @@ int64_t step_of(const std::string& name) {
   int64_t step = -1;
   std::from_chars(digits, name.data() + name.size(), step);
   return step >= 0 && step_name(step) == name ? step : -1;
+}
+
+// The hidden name of a step's folder, with a suffix of its own.
+std::string hidden_name_of(const char* prefix, int64_t step) {
+  return ddp::str(prefix, step_name(step), "-", unique_suffix());
 }
 
 }  // namespace
@@ -68,12 +75,13 @@ std::vector<int64_t> CheckpointFolder::finished_steps() const {
 
 std::string CheckpointFolder::begin(int64_t step) {
   make_folders(path_);
+  restore_replaced();
   for (const auto& name : names_in_folder(path_)) {
-    if (begins_with(name, kSavingPrefix) || begins_with(name, kRemovingPrefix)) {
-      remove_path(path_of(name));
+    for (const auto* prefix : {kSavingPrefix, kRemovingPrefix, kReplacedPrefix}) {
+      if (begins_with(name, prefix)) remove_path(path_of(name));
     }
   }
-  auto hidden = ddp::str(kSavingPrefix, step_name(step), "-", unique_suffix());
+  auto hidden = hidden_name_of(kSavingPrefix, step);
   make_folders(path_of(hidden));
   return hidden;
 }
@@ -81,14 +89,16 @@ std::string CheckpointFolder::begin(int64_t step) {
 void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   const auto hidden = path_of(hidden_name);
   const auto path = path_of(step);
-  const auto old = path_of(ddp::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
+  auto old = path_of(hidden_name_of(kRemovingPrefix, step));
   sync_folder(hidden);
   if (kind_of_path(path) == PathKind::Nothing) {
     rename_path(hidden, path);
   } else if (exchange_paths(hidden, path)) {
     rename_path(hidden, old);
   } else {
-    // A file system without an exchange: for a moment this step has no checkpoint.
+    // A file system without an exchange, as NFS: a process that ends between the two leaves the old
+    // one for restore_replaced().
+    old = path_of(hidden_name_of(kReplacedPrefix, step));
     rename_path(path, old);
     rename_path(hidden, path);
   }
@@ -96,9 +106,20 @@ void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   remove_path(old);
 }
 
+void CheckpointFolder::restore_replaced() const {
+  if (kind_of_path(path_) != PathKind::Folder) return;
+  for (const auto& name : names_in_folder(path_)) {
+    if (!begins_with(name, kReplacedPrefix)) continue;
+    const auto begin = std::string_view(kReplacedPrefix).size();
+    const auto step = path_of(name.substr(begin, name.rfind('-') - begin));
+    // Fails where the step has a checkpoint, or another rank was first.
+    (void)rename(path_of(name).c_str(), step.c_str());
+  }
+}
+
 // Renames the folder to a hidden name first: a folder that lacks files would look damaged.
 void CheckpointFolder::remove_step(int64_t step) {
-  const auto hidden = path_of(ddp::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
+  const auto hidden = path_of(hidden_name_of(kRemovingPrefix, step));
   rename_path(path_of(step), hidden);
   remove_path(hidden);
 }

@@ -25,12 +25,15 @@ class CheckpointFolder {
   /// Lists the steps whose folder has a manifest.
   std::vector<int64_t> finished_steps() const;
 
+  /// Gives steps their checkpoint back that a process has lost in publish(). Not during one.
+  void restore_replaced() const;
+
   /// Makes a hidden folder to write a checkpoint to, removes the unfinished folders of earlier
   /// runs, and returns the name of the new one.
   std::string begin(int64_t step);
 
   /// Renames a complete hidden folder to its final name, and syncs the name to the disk. Replaces
-  /// an existing checkpoint of this step in one step.
+  /// an existing checkpoint of this step in one step, where the file system can.
   void publish(const std::string& hidden_name, int64_t step);
 
   /// Removes the damaged steps, and all finished steps but the last `keep`; never `just_saved`.

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/file_io.h>
 #include <ddp/internal/text.h>
 
 #include "files/crc32c.h"
@@ -76,6 +77,7 @@ class ManifestLines {
             &file.sum.bytes, &file.sum.crc32c) == 3,
         "files");
     file.name = name;
+    expect(is_name_in_folder(file.name), "files");
     next();
     return file;
   }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include <c10/core/ScalarType.h>
+#include <ddp/internal/file_io.h>
 #include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
@@ -102,6 +103,9 @@ IndexedTensor read_tensor(JsonReader& json) {
     auto& box = tensor.boxes.emplace_back();
     json.expect('[');
     box.file = json.text();
+    if (!is_name_in_folder(box.file)) {
+      throw std::invalid_argument(ddp::str("\"", box.file, "\" is not beside it"));
+    }
     json.expect(',');
     box.key = json.text();
     json.expect(',');

@@ -121,6 +121,24 @@ TEST_CASE("every flipped bit and every cut of a manifest is found", "[checkpoint
   }
 }
 
+TEST_CASE("a manifest and an index name files of their folder alone", "[checkpoint][pure]") {
+  const std::string name = GENERATE("../x", "/etc/passwd", "a/b", "..", ".", "");
+  CAPTURE(name);
+  ddp::Manifest manifest;
+  manifest.library_version = "0.1.0";
+  manifest.libtorch_version = "2.11.0";
+  manifest.files = {{"model.pt", {5, 6}}, {name, {7, 8}}};
+  CHECK_THROWS_AS(ddp::parse_manifest(to_json(manifest), "m"), ddp::DamagedCheckpoint);
+  manifest.files.pop_back();
+  CHECK_NOTHROW(ddp::parse_manifest(to_json(manifest), "m"));
+  const ddp::Box whole{{0}, {4}};
+  const ddp::IndexedTensor good{{at::kFloat, {4}}, {{"model.shard-00000.pt", "w", whole}}};
+  manifest.index["model"]["w"] = good;
+  CHECK_NOTHROW(ddp::parse_manifest(to_json(manifest), "m"));
+  manifest.index["model"]["w"].boxes[0].file = name;
+  CHECK_THROWS_AS(ddp::parse_manifest(to_json(manifest), "m"), ddp::DamagedCheckpoint);
+}
+
 TEST_CASE(
     "a damaged checkpoint is left out, and the one before is loaded",
     "[checkpoint][ranks][errors]") {

@@ -103,8 +103,7 @@ void Trace::save(const std::string& path) {
   check_trace_path(path);
   if (!saved_to_.empty()) return copy_trace(saved_to_, path);
   saved_to_ = path;
-  result_->save(path);
-  check_trace_file(path);
+  write_trace(path, [this](const std::string& part) { result_->save(part); });
 }
 
 Recording::Claim::Claim() {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
@@ -50,23 +51,22 @@ void check_trace_path(const std::string& path) {
       kind_of_path(folder) == PathKind::Folder, "Profiler: expected the folder of the trace ", path,
       ", got none. Make it first.");
   struct stat info {};
-  if (stat(path.c_str(), &info) == 0) {
-    DDP_CHECK_VALUE(
-        S_ISREG(info.st_mode), "Profiler: expected a file to write the trace to, got ", path,
-        ", which is none. Name a file.");
-    remove_path(path);
-  }
-  // Kineto writes this file and renames it.
-  const auto partial = path + ".tmp";
-  { const OutputFile file(partial); }
-  remove_path(partial);
+  DDP_CHECK_VALUE(
+      stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode),
+      "Profiler: expected a file to write the trace to, got ", path,
+      ", which is none. Name a file.");
 }
 
-void check_trace_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+void write_trace(const std::string& path, const std::function<void(const std::string&)>& write) {
+  const auto part = path + '.' + unique_suffix();
+  { const OutputFile file(part); }  // whose error has the cause
+  remove_path(part);
+  write(part);
+  std::ifstream file(part, std::ios::binary);
   DDP_CHECK(
       file && ends_with(end_of_file(file), "}"), "Profiler: expected to write the whole trace ",
       path, ", but could not. Check whether the disk is full; the recording is lost.");
+  rename_path(part, path);
 }
 
 void copy_trace(const std::string& from, const std::string& to) {
@@ -74,11 +74,8 @@ void copy_trace(const std::string& from, const std::string& to) {
   DDP_CHECK(
       in, "Profiler: expected the trace ", from, ", which it exported before, to export it to ", to,
       ", got no such file. Copy the files once all are exported.");
-  std::ofstream out(to, std::ios::binary);
-  out << in.rdbuf();
-  out.close();
-  DDP_CHECK(
-      out, "Profiler: expected to write the trace ", to, ", but could not. Is the disk full?");
+  write_trace(
+      to, [&](const std::string& part) { std::ofstream(part, std::ios::binary) << in.rdbuf(); });
 }
 
 }  // namespace profiling

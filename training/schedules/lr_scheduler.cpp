@@ -54,6 +54,6 @@ void LRScheduler::load(torch::serialize::InputArchive& archive) {
   step_count_ = static_cast<unsigned>(count.item<int64_t>());
 }
 
-double scaled_lr(double base, const ProcessGroup& group) { return base * get_world_size(group); }
+double scaled_lr(double base, const GroupArg& group) { return base * get_world_size(group); }
 
 }  // namespace ddp

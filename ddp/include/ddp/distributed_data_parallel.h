@@ -375,8 +375,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   /// `clone()` with the wrapped type: for a target network, or for another thread that computes
   /// with the copy or saves it while this one trains. `update_snapshot()` gives it newer values.
   M snapshot(const std::optional<c10::Device>& device = std::nullopt) const {
-    using Module = std::decay_t<decltype(*module_)>;
-    return M(std::dynamic_pointer_cast<Module>(clone(device)));
+    using Wrapped = std::decay_t<decltype(*module_)>;
+    return M(std::dynamic_pointer_cast<Wrapped>(clone(device)));
   }
 
   /// The module that was wrapped. Gradients of a backward pass through its own `forward`, without

@@ -20,6 +20,7 @@
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "support/warnings.h"
+#include "training/profiler/trace_file.h"
 
 namespace ddp {
 namespace {
@@ -216,6 +217,23 @@ TEST_CASE("calls at the wrong time are errors", "[pure][profiler][errors]") {
       error_of<c10::Error>([&] { profiler.step(); }),
       ContainsText("expected step() before stop()"));
   CHECK_THROWS_AS(Profiler(ProfilerOptions().active(0)), c10::ValueError);
+}
+
+TEST_CASE(
+    "ranks that write a trace to one path at a time leave one that is whole", "[pure][profiler]") {
+  TemporaryFolder folder;
+  const auto path = folder.file("trace.json");
+  const auto write = [](const std::string& to, const std::string& text) {
+    std::ofstream(to) << text;
+  };
+  ddp::profiling::write_trace(path, [&](const std::string& mine) {
+    write(mine, "{\"rank\": 0");
+    ddp::profiling::write_trace(
+        path, [&](const std::string& theirs) { write(theirs, "{\"rank\": 1}"); });
+    CHECK(text_of_file(path) == "{\"rank\": 1}");
+    std::ofstream(mine, std::ios::app) << "}";
+  });
+  CHECK(text_of_file(path) == "{\"rank\": 0}");
 }
 
 TEST_CASE("a trace is written to every valid path, more than once", "[pure][profiler][errors]") {

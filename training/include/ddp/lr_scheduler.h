@@ -285,6 +285,6 @@ class DDP_API SequentialLR final : public LRScheduler {
 /// SequentialLR).
 ///
 /// \param group  unset: the default group.
-DDP_API double scaled_lr(double base, const ProcessGroup& group = {});
+DDP_API double scaled_lr(double base, const GroupArg& group = {});
 
 }  // namespace ddp

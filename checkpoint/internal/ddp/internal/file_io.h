@@ -80,6 +80,9 @@ std::vector<std::string> names_in_folder(const std::string& path);
 /// Makes a folder, and the folders above it that are missing. \throws c10::Error
 void make_folders(const std::string& path);
 
+/// Whether what has this name in a folder lies in it, and nowhere else: "../x" does not.
+bool is_name_in_folder(const std::string& name);
+
 /// Returns once the names in a folder are on the disk. \throws c10::Error
 void sync_folder(const std::string& path);
 
