@@ -1,9 +1,11 @@
 #include <ddp/join.h>
 
 #include <algorithm>
+#include <memory>
 
 #include <ddp/internal/check.h>
 #include <ddp/zero.h>
+#include <torch/nn/module.h>
 
 #include "join/join_context.h"
 
@@ -41,6 +43,17 @@ void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) {
   }
 }
 
+/// Of the wrappers among them, where they have any.
+std::vector<std::shared_ptr<torch::nn::Module>> handles_of_modules(
+    const std::vector<Joinable*>& joinables) {
+  std::vector<std::shared_ptr<torch::nn::Module>> handles;
+  for (auto* joinable : joinables) {
+    auto* module = dynamic_cast<torch::nn::Module*>(joinable);
+    if (module) handles.push_back(module->weak_from_this().lock());
+  }
+  return handles;
+}
+
 }  // namespace
 
 void notify_join(Joinable& joinable) {
@@ -55,6 +68,7 @@ void join(
   checked(joinables, body);
   check_optimizers(options.optimizers());
   if (!options.enable()) return body();
+  const auto alive = handles_of_modules(joinables);  // a body may drop the caller's
   JoinContext context(joinables, options);
   std::vector<std::unique_ptr<JoinHook>> hooks;
   for (auto* joinable : joinables) hooks.push_back(joinable->join_hook(options));

@@ -18,9 +18,11 @@ int64_t begin_run(
         "with it, or name another folder.");
   });
   if (!resume) return 0;
-  const int64_t step = checkpointer->load_latest().value_or(0);
-  progress.line(c10::str("resumed after ", unit, " ", step));
-  return step;
+  const auto step = checkpointer->load_latest();
+  progress.line(
+      step ? c10::str("resumed after ", unit, " ", *step)
+           : "no checkpoint in " + folder + " yet: starts from the beginning");
+  return step.value_or(0);
 }
 
 }  // namespace examples

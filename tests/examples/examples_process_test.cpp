@@ -234,7 +234,11 @@ TEST_CASE("a killed mnist resumes and ends the same", "[examples][process]") {
     }
     return std::string();
   };
-  const auto expected = mnist_on_two_ranks(arguments(whole)).ranks.front();
+  auto resumable = arguments(whole);  // as a job that is started again has it from the first time
+  resumable.push_back("--resume");
+  const auto expected = mnist_on_two_ranks(resumable).ranks.front();
+  CHECK(count(expected, "resumed after") == 0);
+  CHECK(count(expected, "starts from the beginning") == 1);
   REQUIRE(!epoch_line(expected).empty());
   {
     auto command = arguments(killed);

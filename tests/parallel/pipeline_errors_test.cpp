@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -265,6 +266,23 @@ TEST_CASE("a loss, its scale, and the graph of an input that throw end all ranks
     CHECK_THAT(error, !ContainsText("had arrived"));
   }
   CHECK(ended.seconds < kAtMost);
+}
+
+TEST_CASE("a loss may destroy the stage whose step calls it", "[ranks]") {
+  const auto losses = run_ranks<double>(2, [](const Rank& self) {
+    const auto batch = pipeline_batch(8, 0);
+    std::unique_ptr<ddp::PipelineStage<Layer>> pipeline;
+    const auto loss = [&](const at::Tensor& output, const at::Tensor& target) {
+      pipeline.reset();
+      return pipeline_loss(output, target);
+    };
+    pipeline = std::make_unique<ddp::PipelineStage<Layer>>(
+        Layer(self.rank), self.rank, self.size, loss, error_options(self));
+    const auto result =
+        self.rank == 0 ? pipeline->step({batch.input}, {}) : pipeline->step({}, batch.target);
+    return result.losses.empty() ? 0 : result.losses[0].item<double>();
+  });
+  CHECK(losses[1] > 0);
 }
 
 TEST_CASE("a wait names the action, the stage and the rank that it waits for", "[errors]") {

@@ -110,3 +110,9 @@ TEST_CASE("scaled_lr multiplies a rate by the number of ranks", "[ranks]") {
       3, [](const ddp::testing::Rank& self) { return scaled_lr(0.1, self.group); });
   CHECK(rates == std::vector<double>(3, 0.1 * 3));
 }
+
+TEST_CASE("scaled_lr takes the default group where it is given none", "[pure]") {
+  ddp::init_process_group();  // a world of one
+  CHECK(scaled_lr(0.1) == 0.1);
+  ddp::destroy_process_group();
+}

@@ -69,6 +69,22 @@ class Counter : public Joinable {
 
 }  // namespace
 
+TEST_CASE("a body may drop the last handle of its wrapper", "[join][ranks]") {
+  const auto gradients = run_ranks<double>(2, [](const Rank& self) {
+    auto net = make_linear();
+    DistributedDataParallel model(net, in(self.group));
+    model->join([&] {
+      for (int i = 0; i <= self.rank; ++i) {
+        net->zero_grad();
+        model->forward(torch::ones({1, 1})).sum().backward();
+      }
+      model = nullptr;
+    });
+    return net->weight.grad().item<double>();
+  });
+  CHECK(gradients[1] > 0);
+}
+
 TEST_CASE("a rank whose input ended contributes zeros", "[ranks][join]") {
   const bool initial = GENERATE(true, false);
   const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
