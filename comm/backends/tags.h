@@ -6,6 +6,9 @@ namespace ddp {
 /// The largest tag of a user's message. The library reserves larger ones.
 constexpr int kMostTag = (1 << 30) - 1;
 
+/// Of messages that an all-to-all is made of, plus their dtype.
+constexpr int kAllToAllTag = 0x60000000;
+
 constexpr bool is_tag(int tag) { return tag >= 0 && tag <= kMostTag; }
 
 }  // namespace ddp

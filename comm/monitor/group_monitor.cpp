@@ -165,7 +165,10 @@ void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where
   const auto what = without_full_stop(
       ddp::str(where(), " failed on ", rank_text(), in_group, ": ", text_of(cause)));
   if (setup_.job->is_generation()) check();  // its end is the cause
-  DDP_CHECK_WITH(DistBackendError, is_watching(), what);
+  if (!is_watching()) {
+    fail(what);
+    DDP_CHECK_WITH(DistBackendError, false, what);
+  }
   throw_aborted(is_local(cause) ? what : describe_failure(what, where));
 }
 
@@ -176,8 +179,12 @@ void GroupMonitor::throw_aborted(const std::string& why) {
 }
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
-  return is_watching() ? setup_.job->fail(without_full_stop(why)) : why;
+  if (is_watching()) return setup_.job->fail(without_full_stop(why));
+  if (setup_.job->is_rank()) setup_.job->note_error(without_full_stop(why));
+  return why;
 }
+
+bool GroupMonitor::job_has_others() const { return setup_.job->size() > 1; }
 
 FlightRecord GroupMonitor::flight_record() const {
   FlightRecord record{setup_.group_name, setup_.rank, setup_.size, setup_.coordinate};

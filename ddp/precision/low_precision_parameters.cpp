@@ -114,7 +114,7 @@ void LowPrecisionParameters::begin_forward() {
   }
   casts_ = std::move(casts);
   readers_.enter(Phase::Forward);  // before, in case substitute() throws
-  substitute(*casts_);
+  substitute(casts_);
 }
 
 void LowPrecisionParameters::hook_accumulator(size_t parameter) {
@@ -160,7 +160,7 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
         [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->run(); });
     readers_.let_others_read(lock);
   }
-  substitute(*casts);
+  substitute(casts);
 }
 
 void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
@@ -193,12 +193,27 @@ void LowPrecisionParameters::end_backward() noexcept {
   if (readers_.phase() == Phase::Backward) restore_all();
 }
 
-void LowPrecisionParameters::substitute(const Casts& casts) {
+void LowPrecisionParameters::substitute(const CastsPtr& casts) {
+  in_place_ = casts;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (originals_[i].defined()) continue;
-    originals_[i] = parameters_[i].variable_data();
-    take_data_and_edge(parameters_[i], casts[i]);
+    if (!originals_[i].defined()) substitute_one(i);
   }
+}
+
+void LowPrecisionParameters::substitute_one(size_t parameter) {
+  originals_[parameter] = parameters_[parameter].variable_data();
+  take_data_and_edge(parameters_[parameter], (*in_place_)[parameter]);
+}
+
+void LowPrecisionParameters::with_originals(c10::function_ref<void()> act) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<size_t> replaced;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (originals_[i].defined()) replaced.push_back(i);
+    restore_one(i);
+  }
+  act();
+  for (const auto i : replaced) substitute_one(i);
 }
 
 void LowPrecisionParameters::restore_one(size_t parameter) noexcept {
@@ -215,6 +230,7 @@ void LowPrecisionParameters::restore(size_t parameter) noexcept {
 
 void LowPrecisionParameters::restore_all() noexcept {
   for (size_t i = 0; i < parameters_.size(); ++i) restore_one(i);
+  in_place_.reset();
   readers_.enter(Phase::Original);
 }
 

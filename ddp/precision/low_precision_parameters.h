@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/FunctionRef.h>
 
 #include "precision/parameter_readers.h"
 
@@ -63,6 +64,11 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// constructed this object, if none has run.
   bool may_read_directly() const;
 
+  /// Calls `act` while the parameters have their originals, also inside a backward pass.
+  ///
+  /// \param act  must not call this object.
+  void with_originals(c10::function_ref<void()> act);
+
   /// `tensors` with the originals in place of parameters that are replaced by casts at the moment.
   std::vector<at::Tensor> originals(std::vector<at::Tensor> tensors) const;
 
@@ -80,7 +86,8 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   at::Tensor value_of(const at::Tensor& tensor) const;
   std::vector<int64_t> versions() const;
   void end_backward() noexcept;
-  void substitute(const Casts& casts);
+  void substitute(const CastsPtr& casts);
+  void substitute_one(size_t parameter);
   void restore(size_t parameter) noexcept;
   void restore_one(size_t parameter) noexcept;
   void restore_all() noexcept;
@@ -90,6 +97,7 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   const at::ScalarType dtype_;
   std::vector<at::Tensor> originals_;  // by parameter; undefined where it is not replaced
   CastsPtr casts_;                     // of the last forward pass
+  CastsPtr in_place_;                  // those that replaced parameters last
   std::unordered_map<const void*, size_t> indices_;  // by TensorImpl
   ParameterReaders readers_;
   mutable std::mutex mutex_;  // protects the members above and replacing the parameters' data

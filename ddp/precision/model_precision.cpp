@@ -88,15 +88,17 @@ void ModelPrecision::read(
   read([](const at::Tensor& tensor) { return tensor.detach(); });
 }
 
+void ModelPrecision::with_originals(c10::function_ref<void()> act) const {
+  parameters_ ? parameters_->with_originals(act) : act();
+}
+
 std::vector<at::Tensor> ModelPrecision::originals(std::vector<at::Tensor> parameters) const {
   return parameters_ ? parameters_->originals(std::move(parameters)) : parameters;
 }
 
-CommHook ModelPrecision::reduction_hook(const ProcessGroup& group) const {
+std::optional<at::ScalarType> ModelPrecision::reduction_dtype() const {
   const auto dtype = reduce_dtype_of(options_);
-  if (dtype == at::kHalf) return hooks::fp16_compress(group);
-  if (dtype == at::kBFloat16) return hooks::bf16_compress(group);
-  return nullptr;
+  return is_low(dtype) ? dtype : std::nullopt;
 }
 
 }  // namespace ddp

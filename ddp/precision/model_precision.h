@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <ddp/comm_hooks.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/mixed_precision.h>
 
@@ -43,13 +42,15 @@ class ModelPrecision {
   /// Whether this thread may read the parameters directly: no other thread replaces them by casts.
   bool may_read_directly() const { return !parameters_ || parameters_->may_read_directly(); }
 
+  /// As LowPrecisionParameters::with_originals().
+  void with_originals(c10::function_ref<void()> act) const;
   /// The parameters with the values that they have between steps, also while a pass uses casts.
   std::vector<at::Tensor> originals(std::vector<at::Tensor> parameters) const;
 
   /// The dtype of forward's floating arguments.
   std::optional<at::ScalarType> input_dtype() const { return options_.param_dtype(); }
-  /// The hook that averages gradients in low precision; null where they are sent as they are.
-  CommHook reduction_hook(const ProcessGroup& group) const;
+  /// The low precision in which gradients are averaged; none where they are sent as they are.
+  std::optional<at::ScalarType> reduction_dtype() const;
 
  private:
   const MixedPrecision options_;

@@ -47,7 +47,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   watch_->warn_of_new(monitor());
   count_samples_of_forward(samples);
   terms().begin_forward(gradients == Gradients::Averaged);
-  if (gradients != Gradients::Averaged) return;
+  if (gradients == Gradients::Local) return monitor().clear_error();  // this rank goes on
   // A pass in eval() mode need not come on every rank. One inside a reduced backward pass (a
   // checkpoint that runs forward again) belongs to that.
   if (owner_.is_training() && !reducer_->is_reducing()) training_forwards().begin();
@@ -73,10 +73,10 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
 
 void State::forward_failed() noexcept {
   precision_.abandon_forward();
-  // After a failed evaluation no other rank waits for this one, and a reduced backward pass around
-  // the forward pass reports the exception itself.
-  if (!trains() || reducer_->is_reducing()) return;
-  note_exception("forward threw on ", /*others_wait=*/owner_.is_training());
+  // A reduced backward pass around the forward pass reports the exception itself.
+  if (reducer_->is_reducing()) return;
+  // After a failed evaluation, or inside no_sync(), no other rank waits for this one yet.
+  note_exception("forward threw on ", /*others_wait=*/trains() && owner_.is_training());
 }
 
 void State::note_exception(const char* who_threw, bool others_wait) noexcept {

@@ -65,7 +65,6 @@ void State::rebind(const ProcessGroup& group, CommHook hook) {
     auto parameters = agreed_parameters(Sync::Descriptions);
     const auto order = agreed_order();
     if (hook) hook_ = std::move(hook);
-    if (auto reduction = precision_.reduction_hook(group)) hook_ = std::move(reduction);
     drop_gradients();
     build_reducer(std::move(parameters), order);
   } catch (...) {

@@ -44,7 +44,6 @@ State::State(
       replica_check_(options.check_replicas_every(), options.init_sync()),
       strays_(tensors_.module()) {
   auto parameters = agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing);
-  hook_ = precision_.reduction_hook(group());
   build_reducer(std::move(parameters));
 }
 
@@ -88,6 +87,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   });
   reducer->set_companion(*this);
   if (hook_) reducer->register_comm_hook(hook_);
+  if (const auto dtype = precision_.reduction_dtype()) reducer->reduce_in(*dtype);
   if (optimizer_) attach_optimizer(*reducer);
   reducer->require_manual_finalization(finalizes_by_hand_);
   reducer_ = std::move(reducer);
@@ -234,7 +234,7 @@ void State::broadcast_model(int source, bool with_buffers) {
 // not set.
 void State::check_no_low_reduction(const char* what) const {
   DDP_CHECK(
-      !precision_.reduction_hook(group()), what,
+      !precision_.reduction_dtype(), what,
       ": expected gradients that are reduced as they are, got the reduction of MixedPrecision, ",
       describe(options_.mixed_precision()), ". Set its reduce_dtype(torch::kFloat).");
 }

@@ -239,8 +239,17 @@ void Reducer::Engine::check_capture() const {
 void Reducer::Engine::register_comm_hook(CommHook hook) {
   DDP_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
   check_reduction_may_change("register_comm_hook");
+  replace_all_reduce(make_hook_reduction(std::move(hook)));
+}
+
+void Reducer::Engine::reduce_in(at::ScalarType dtype) {
+  check_reduction_may_change("a reduction in low precision");
+  replace_all_reduce(make_reduction_in(dtype, group_));
+}
+
+void Reducer::Engine::replace_all_reduce(std::unique_ptr<BucketReduction> reduction) {
   has_own_reduction_ = true;
-  reduction_ = make_hook_reduction(std::move(hook));
+  reduction_ = std::move(reduction);
   buckets_.pack_all();
   choose_status_location();
   begin_pass(pass_->number());
@@ -296,7 +305,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
-  if (group_->getSize() > 1) early_failures_.expect(outcome.outputs);
+  if (monitor_->job_has_others()) early_failures_.expect(outcome.outputs);
   phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
 }
 

@@ -57,6 +57,7 @@ class Reducer::Engine final : public AutogradEvents {
   void finalize_backward();
   bool should_finalize_after_backward() const;
   void register_comm_hook(CommHook hook);
+  void reduce_in(at::ScalarType dtype);
   std::shared_ptr<GradientShards> shard_gradients();
   void set_bucket_order(const BucketOrder& order);  // engine_order.cpp
   void on_bucket_reduced(OnBucketReduced act);
@@ -108,6 +109,7 @@ class Reducer::Engine final : public AutogradEvents {
   // engine.cpp: between passes
   void begin_pass(int64_t number);
   void check_reduction_may_change(const char* what) const;
+  void replace_all_reduce(std::unique_ptr<BucketReduction> reduction);
   void check_capture() const;
   void refresh_hooks();
   void choose_status_location();

@@ -34,7 +34,7 @@ bool Reducer::Engine::belongs_to_reduced_pass() const {
     case Phase::Sent:
       // The reducer ignores gradients that do not come through outputs of its own forwards: another
       // wrapper made them, or the module without its wrapper.
-      return !usage_->outputs_are_known();
+      return !usage_->outputs_are_known() || usage_->runs_through_outputs();
     case Phase::Idle:
     case Phase::Local:
       break;
@@ -111,9 +111,11 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
 void Reducer::Engine::begin_backward() {
   check_finalized();
   if (!hooks_.watch_end(pass_->number())) return;
-  if (group_->getSize() > 1) early_failures_.reached();
+  if (monitor_->job_has_others()) early_failures_.reached();
   // Due where no forward pass came since the ranks agreed, as with two forwards and two backwards.
-  if (schedule_.rebuild_is_due()) rebuild_buckets();
+  if (schedule_.rebuild_is_due()) {
+    companion_ ? companion_->with_own_dtypes([this] { rebuild_buckets(); }) : rebuild_buckets();
+  }
   phase_ = Phase::Reducing;
   pass_->captured = is_capturing(device());
   if (pass_->captured) observers_.recorder.skip_step();  // its times would be those of the capture

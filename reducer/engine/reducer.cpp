@@ -52,6 +52,8 @@ bool Reducer::clear_usage_of_zeroed_grads() {
 
 void Reducer::register_comm_hook(CommHook hook) { engine_->register_comm_hook(std::move(hook)); }
 
+void Reducer::reduce_in(at::ScalarType dtype) { engine_->reduce_in(dtype); }
+
 std::shared_ptr<GradientShards> Reducer::shard_gradients() { return engine_->shard_gradients(); }
 
 void Reducer::explain_missing(ExplainMissing explain) {

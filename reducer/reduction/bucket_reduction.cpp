@@ -1,5 +1,6 @@
 #include "reduction/bucket_reduction.h"
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -51,7 +52,10 @@ class AllReduction : public BucketReduction {
 
 class HookReduction : public BucketReduction {
  public:
-  explicit HookReduction(CommHook hook) : hook_(std::move(hook)) {}
+  using Hook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(
+      GradBucket&, const std::optional<double>& scale)>;
+
+  explicit HookReduction(Hook hook) : hook_(std::move(hook)) {}
 
   double scale_of(const Bucket& /*bucket*/, const std::optional<double>& /*s*/) const override {
     return 1;
@@ -61,16 +65,16 @@ class HookReduction : public BucketReduction {
 
   InFlight start(
       const Bucket& bucket, size_t index, bool is_last,
-      const std::optional<double>& /*scale*/) override {
+      const std::optional<double>& scale) override {
     GradBucket view(
         index, is_last, bucket.gradients(), bucket.storage().views(), bucket.parameters());
-    InFlight in_flight{{}, hook_(view)};
+    InFlight in_flight{{}, hook_(view, scale)};
     DDP_CHECK(in_flight.future, "the communication hook returned no future");
     return in_flight;
   }
 
  private:
-  const CommHook hook_;
+  const Hook hook_;
 };
 
 }  // namespace
@@ -85,7 +89,15 @@ std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Dev
 }
 
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook) {
-  return std::make_unique<HookReduction>(std::move(hook));
+  return std::make_unique<HookReduction>(
+      [hook = std::move(hook)](GradBucket& bucket, const auto& /*scale*/) { return hook(bucket); });
+}
+
+std::unique_ptr<BucketReduction> make_reduction_in(at::ScalarType dtype, ProcessGroup group) {
+  return std::make_unique<HookReduction>(
+      [dtype, group = std::move(group)](GradBucket& bucket, const auto& scale) {
+        return all_reduce_in(dtype, bucket, group, scale);
+      });
 }
 
 }  // namespace ddp

@@ -56,4 +56,15 @@ std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Dev
 /// Reduces with a user's communication hook.
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook);
 
+/// All-reduces gradients that are cast to a dtype of fewer bits.
+std::unique_ptr<BucketReduction> make_reduction_in(at::ScalarType dtype, ProcessGroup group);
+
+/// Starts such an all-reduce; complex and sparse gradients keep their dtype.
+///
+/// \param scale  as in PassTerms.
+/// \return  the bucket's buffer, with the result.
+c10::intrusive_ptr<c10::ivalue::Future> all_reduce_in(
+    at::ScalarType dtype, GradBucket& bucket, const ProcessGroup& group,
+    const std::optional<double>& scale = {});
+
 }  // namespace ddp

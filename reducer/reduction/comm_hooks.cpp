@@ -4,6 +4,8 @@
 #include <ddp/internal/as_real.h>
 #include <ddp/internal/check.h>
 
+#include "reduction/bucket_reduction.h"
+
 namespace ddp::hooks {
 namespace {
 
@@ -26,17 +28,7 @@ c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
 
 CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
   return [dtype, given = group](GradBucket& bucket) {
-    const auto group = group_or_default(given);
-    const at::Tensor& buffer = bucket.buffer();
-    // A cast to a real half type would keep only the real part. The CPU adds up no sparse tensors
-    // of float16, and a cast would keep the indices, which are most of what they send, as they are.
-    const bool casts = !buffer.is_complex() && !buffer.is_sparse();
-    const auto wire_dtype = casts ? dtype : buffer.scalar_type();
-    const at::Tensor wire = buffer.to(wire_dtype).div_(group->getSize());
-    return all_reduce_then(group, wire, [buffer, wire] {
-      buffer.copy_(wire);
-      return buffer;
-    });
+    return all_reduce_in(dtype, bucket, group_or_default(given));
   };
 }
 
@@ -124,3 +116,22 @@ CommHook post_local_sgd(const PostLocalSGDHookOptions& options) {
 }
 
 }  // namespace ddp::hooks
+
+namespace ddp {
+
+c10::intrusive_ptr<c10::ivalue::Future> all_reduce_in(
+    at::ScalarType dtype, GradBucket& bucket, const ProcessGroup& group,
+    const std::optional<double>& scale) {
+  const at::Tensor& buffer = bucket.buffer();
+  // A cast to a real half type would keep only the real part. The CPU adds up no sparse tensors
+  // of float16, and a cast would keep the indices, which are most of what they send, as they are.
+  const bool casts = !buffer.is_complex() && !buffer.is_sparse();
+  const at::Tensor wire = buffer.to(casts ? dtype : buffer.scalar_type());
+  scale ? wire.mul_(*scale) : wire.div_(group->getSize());
+  return hooks::all_reduce_then(group, wire, [buffer, wire] {
+    buffer.copy_(wire);
+    return buffer;
+  });
+}
+
+}  // namespace ddp

@@ -552,7 +552,6 @@ const std::vector<Rule>& rules() {
        "?is a view and is being modified inplace"},
       {"clip=torch", "training=fsdp", "expected gradients to be scaled alike on all ranks",
        "ranks=1"},
-      {"clip=torch", "training=zero2", "?clip"},
       {"penalty=before|after", "training=fsdp", "to be used in forward of their unit"},
       {"penalty=inside", "units=!root", "?to be used in forward of their unit"},
       {"layer=tied", "units=!root", "?Parameters of other units are this rank's shards there"},

@@ -267,7 +267,9 @@ class Reference {
     bool clips = true;
     for (size_t other = 0; other < copies_.size(); ++other)
       clips = clips && !overflows(program_, step, static_cast<int>(other));
-    if (clips) clip(parameters);
+    // Of stage 2, LibTorch's function finds no gradients, as the documentation says.
+    const bool finds_none = program_.is("clip", "torch") && training_of(program_, step) == "zero2";
+    if (clips && !finds_none) clip(parameters);
     if (!steps) return;
     optimizers_[rank]->step();
     for (const auto& p : parameters) noise_.add(p.detach(), precision_.of_parameters);

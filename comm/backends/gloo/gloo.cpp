@@ -1,4 +1,5 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with shim/.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,12 +20,14 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
 #include "backends/gloo/point_to_point.h"
 #include "backends/registry.h"
 #include "backends/tags.h"
+#include "base/deadline.h"
 #include "calls/described_collectives.h"
 #include "store/bounded_store.h"
 #include "work/composite_work.h"
@@ -41,10 +44,24 @@ std::recursive_mutex& start_mutex() {
   return mutex;
 }
 
+/// The ranks' parts of a tensor of an all-to-all.
+///
+/// \param splits  rows of each; empty: equally many.
+std::vector<at::Tensor> parts_of(
+    const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks) {
+  DDP_CHECK_VALUE(
+      tensor.is_contiguous(),
+      "Gloo: all_to_all: expected contiguous tensors, got one that is not. Call contiguous().");
+  c10d::checkSplitSizes(splits, tensor, ranks);
+  if (splits.empty()) return tensor.tensor_split(ranks);
+  return tensor.split_with_sizes(splits);
+}
+
 /// ProcessGroupGloo with these differences:
 ///   - threads may start collectives in several groups at once
 ///   - messages of different collectives are not matched: see tag_with()
 ///   - the handle of a reduce-scatter behaves like the other handles: see reduce_part()
+///   - an all-to-all whose parts are not what the other rank expects is an error: see exchange()
 ///   - abort() fails the pending collectives and all later ones, and does not wait for their end
 ///   - sends and receives use the group's timeout, not the timeout of connecting, and can be
 ///     polled; messages describe themselves, see MessageHeader
@@ -92,9 +109,8 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
-    return start(Kind::kAllToAll, from, [&] {
-      return Base::DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
-    });
+    return start(
+        Kind::kAllToAll, from, [&] { return exchange(to, from, to_splits, from_splits, o); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
     return start(Kind::kBarrier, {}, [&] { return Base::barrier(o); });
@@ -102,19 +118,12 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
 
   WorkPtr send(Tensors& t, int dst, int tag) override {
     check_message("send", t, tag);
-    const auto tensor = t[0].cpu();
     return begin([&]() -> WorkPtr {
-      Tensors packet{make_packet(tensor)};
-      const WorkPtr first = Base::send(packet, dst, tag);
-      WorkPtr second;
-      if (!fits_in_packet(tensor)) {
-        Tensors elements{tensor};
-        second = Base::send(elements, dst, elements_tag(tensor, tag));
-      }
-      const auto transfer = [first, second](const GlooPointToPoint::Wait& wait) {
-        return wait(first) && (!second || wait(second));
+      const auto works = send_message(t[0].cpu(), dst, tag);
+      const auto transfer = [works](const GlooPointToPoint::Wait& wait) {
+        return std::all_of(works.begin(), works.end(), wait);
       };
-      return c10::make_intrusive<GlooPointToPoint>(first, transfer, options_->timeout);
+      return c10::make_intrusive<GlooPointToPoint>(works[0], transfer, options_->timeout);
     });
   }
   WorkPtr recv(Tensors& t, int src, int tag) override {
@@ -180,6 +189,107 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
       at::Tensor(to).copy_(part.view(to.sizes()));
     };
     return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, Tensors{to});
+  }
+
+  /// Starts to send a packet, and the elements of a long message.
+  ///
+  /// \param tensor  on the CPU.
+  std::vector<WorkPtr> send_message(const at::Tensor& tensor, int to, int tag) {
+    Tensors packet{make_packet(tensor)};
+    std::vector<WorkPtr> works{Base::send(packet, to, tag)};
+    if (fits_in_packet(tensor)) return works;
+    Tensors elements{tensor};
+    works.push_back(Base::send(elements, to, elements_tag(tensor, tag)));
+    return works;
+  }
+
+  /// What another rank sends of an all-to-all.
+  struct ReceivedPart {
+    int source;
+    at::Tensor output, host;  // the same on the CPU
+    at::Tensor packet;
+    WorkPtr packet_arrived, elements_arrived;  // null for a short part
+  };
+
+  /// The end of an all-to-all, on one of Gloo's threads.
+  class Exchange : public AsyncWork {
+   public:
+    Exchange(Gloo& gloo, at::Tensor from, at::Tensor to, std::chrono::milliseconds timeout)
+        : AsyncWork(
+              gloo.contexts_[0], {{to}}, c10d::OpType::ALLTOALL_BASE, ++gloo.seq_, timeout,
+              "gloo:all_to_all", Tensors{from}),
+          gloo_(gloo),
+          from_(std::move(from)),
+          to_(std::move(to)) {}
+
+    void run() override {
+      const Deadline deadline(timeout_);
+      const auto wait = [&](const WorkPtr& work) {
+        DDP_CHECK_WITH(DistBackendError, work->wait(deadline.left()), "all_to_all was aborted");
+      };
+      for (const auto& part : received) {
+        wait(part.packet_arrived);
+        gloo_.check_part(part);
+        part.elements_arrived ? wait(part.elements_arrived) : copy_elements(part.packet, part.host);
+        if (!part.output.is_cpu()) at::Tensor(part.output).copy_(part.host);
+      }
+      for (const auto& work : sent) wait(work);
+    }
+    const Tensors getInputTensors() override { return {from_}; }
+    const Tensors getOutputTensors() override { return {to_}; }
+
+    std::vector<WorkPtr> sent;
+    std::vector<ReceivedPart> received;
+
+   private:
+    Gloo& gloo_;  // whose threads end first
+    const at::Tensor from_, to_;
+  };
+
+  // An all-to-all, made of messages: in Gloo's, a part of another size than the receiver expects
+  // would end the process.
+  WorkPtr exchange(
+      const at::Tensor& to, const at::Tensor& from, const std::vector<int64_t>& to_splits,
+      const std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) {
+    const auto timeout = o.timeout == c10d::kUnsetTimeout ? options_->timeout : o.timeout;
+    auto exchange = c10::make_intrusive<Exchange>(*this, from, to, timeout);
+    const auto outputs = parts_of(to, to_splits, size_);
+    const auto inputs = parts_of(from.cpu(), from_splits, size_);
+    const int tag = kAllToAllTag + static_cast<int>(from.scalar_type());
+    for (int peer = 0; peer < size_; ++peer) {
+      const auto& output = outputs[static_cast<size_t>(peer)];
+      const auto& input = inputs[static_cast<size_t>(peer)];
+      if (peer == rank_) {
+        at::Tensor(output).copy_(input);
+        continue;
+      }
+      for (auto& work : send_message(input, peer, tag)) exchange->sent.push_back(std::move(work));
+      exchange->received.push_back(receive_part(output, peer, tag));
+    }
+    enqueue(exchange);
+    return exchange;
+  }
+
+  ReceivedPart receive_part(const at::Tensor& output, int source, int tag) {
+    const auto host =
+        output.is_cpu() ? output : at::empty_like(output, output.options().device(at::kCPU));
+    ReceivedPart part{source, output, host, empty_packet(), {}, {}};
+    Tensors packet{part.packet};
+    part.packet_arrived = Base::recv(packet, source, tag);
+    if (!fits_in_packet(output)) part.elements_arrived = receive_elements(host, source, tag);
+    return part;
+  }
+
+  void check_part(const ReceivedPart& part) {
+    const auto header = header_of(part.packet);
+    if (header.numel == part.output.numel()) return;
+    abort();  // as check_received()
+    DDP_CHECK(
+        false,
+        "all_to_all: expected every rank to receive as many elements as are sent to it, but rank ",
+        part.source, " sends ", header.numel, " to rank ", rank_, ", which expects ",
+        part.output.numel(),
+        ". Let the output splits on each rank be the other ranks' input splits for it.");
   }
 
   WorkPtr start_described(

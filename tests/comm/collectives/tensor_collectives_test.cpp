@@ -11,6 +11,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/text.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -21,7 +22,9 @@
 
 namespace {
 
+using Catch::Matchers::Contains;
 using ddp::testing::error_of;
+using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
 using Op = c10d::ReduceOp;
@@ -130,6 +133,26 @@ TEST_CASE("all_to_all_single moves any dtype among any number of ranks", "[comm]
       parts.push_back(rows_of(rows, from, type).narrow(0, begin, from + rank));
     }
     for (const auto& result : results[rank]) CHECK(at::equal(result, at::cat(parts)));
+  }
+}
+
+TEST_CASE("a part of another size than is expected is an error on every rank", "[comm][ranks]") {
+  constexpr int kWorld = 3;
+  const int64_t more = GENERATE(1, 300000);
+  const auto errors = errors_of_ranks(kWorld, [&](const Rank& self) {
+    // Rank 1 sends more than the others expect, and receives as much as they send.
+    const int64_t sent = self.rank == 1 ? 2 + more : 2;
+    std::vector<int64_t> sends(kWorld, sent);
+    sends[static_cast<size_t>(self.rank)] = 2;
+    const auto input = at::zeros({2 + (kWorld - 1) * sent, 3});
+    auto output = at::zeros({2 * kWorld, 3});
+    ddp::all_to_all_single(output, input, std::vector<int64_t>(kWorld, 2), sends, self.group);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, Contains("expected every rank to receive as many elements as are sent to it"));
+    CHECK_THAT(error, Contains(ddp::str("rank 1 sends ", 3 * (2 + more), " to rank ")));
+    CHECK_THAT(error, Contains("which expects 6"));
   }
 }
 

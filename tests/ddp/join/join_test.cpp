@@ -72,7 +72,7 @@ class Counter : public Joinable {
 TEST_CASE("a body may drop the last handle of its wrapper", "[join][ranks]") {
   const auto gradients = run_ranks<double>(2, [](const Rank& self) {
     auto net = make_linear();
-    DistributedDataParallel model(net, in(self.group));
+    DistributedDataParallel model(net, in(self));
     model->join([&] {
       for (int i = 0; i <= self.rank; ++i) {
         net->zero_grad();

@@ -142,8 +142,8 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   /// Runs `step`, which other ranks run too: an exception of `step` is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
 
-  /// Records why this rank cannot continue, and aborts the job's groups. Does nothing in a group of
-  /// one.
+  /// Records why this rank cannot continue, and aborts the job's groups. In a group of one, as
+  /// note_error().
   ///
   /// \return why the job failed: `why`, or the reason that another rank recorded first.
   std::string fail(const std::string& why) noexcept;
@@ -192,6 +192,8 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   /// The number in the job of a rank of the group.
   int job_rank(int rank) const;
   int size() const { return setup_.size; }
+  /// Whether the job has other ranks, although the group may be of one.
+  bool job_has_others() const;
   /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])"; in an axis of a
   /// mesh "rank 5 of 8 (dp 1, tp 0)".
   std::string rank_text() const;

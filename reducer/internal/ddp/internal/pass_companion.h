@@ -33,6 +33,8 @@ class PassCompanion {
   /// Called on one of autograd's threads when the backward pass begins to communicate: may agree on
   /// the terms with the other ranks.
   virtual void begin(PassTerms& terms) { (void)terms; }
+  /// Calls `act` while the parameters have the dtypes that they have between passes.
+  virtual void with_own_dtypes(c10::function_ref<void()> act) { act(); }
   /// Called when the backward pass threw before that, with a text that names this rank: lets the
   /// ranks that wait for it know.
   virtual void failed(const std::string& why) { (void)why; }

@@ -194,6 +194,9 @@ class Reducer {
   ///         buckets is tuned.
   void register_comm_hook(CommHook hook);
 
+  /// Averages in a dtype of fewer bits from now on. Otherwise as register_comm_hook().
+  void reduce_in(at::ScalarType dtype);
+
   /// Reduce-scatters from now on: each rank gets its parts of the averages, and `.grad` is
   /// undefined after a reduced pass. Once, before the first backward pass. The buckets are then
   /// final, and share one memory: each is packed after the one before is reduced.
