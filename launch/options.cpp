@@ -192,7 +192,7 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("R");
   app.add_option(
          "--master-addr", given.master_addr,
-         "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
+         "Rank 0's host, as all hosts reach it. Default: 127.0.0.1, or ::1 without IPv4")
       ->check(host())
       ->type_name("HOST");
   app.add_option(

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/system/loopback.h>
+
 namespace ddp::launch {
 
 /// The options of a job that replaces single ranks.
@@ -26,7 +28,7 @@ struct LaunchOptions {
   int local_ranks = 1;  // on this host
   int nodes = 1;
   int node_rank = 0;
-  std::string master_addr = "127.0.0.1";
+  std::string master_addr = loopback_address();
   int master_port = 0;             // 0: ddprun reserves a free one
   std::optional<int> omp_threads;  // unset: the environment's, or an even share of the cores
   std::optional<std::chrono::milliseconds> grace;  // unset: depends on why the job ends

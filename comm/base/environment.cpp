@@ -8,6 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/system/loopback.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -53,7 +54,7 @@ void read_open_mpi(const Lookup& lookup, Environment& environment) {
       "-x MASTER_PORT=<a free port there>.";
   const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
   if (!is_one_host(environment)) return;
-  if (!environment.master_addr) environment.master_addr = Setting{"one host", "127.0.0.1"};
+  if (!environment.master_addr) environment.master_addr = Setting{"one host", loopback_address()};
   if (!environment.master_port && job) {
     environment.master_port = Setting{job->name, derived_port(fnv1a(job->value))};
   }

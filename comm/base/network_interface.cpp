@@ -13,14 +13,13 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/system/fd.h>
+#include <ddp/internal/system/loopback.h>
 #include <ddp/internal/text.h>
 
 #include "base/socket_address.h"
 
 namespace ddp {
 namespace {
-
-constexpr const char* kLoopback = "127.0.0.1";
 
 template <typename T>
 using Owned = std::unique_ptr<T, void (*)(T*)>;
@@ -119,7 +118,7 @@ std::string to_string(const GlooDevices& devices) {
 
 GlooDevices choose_gloo_devices(const Environment& environment, const std::string& host) {
   if (environment.gloo_interfaces) return {parse_interfaces(*environment.gloo_interfaces), ""};
-  return {{}, host.empty() ? kLoopback : address_towards(host)};
+  return {{}, host.empty() ? loopback_address() : address_towards(host)};
 }
 
 std::vector<std::string> own_addresses() {
@@ -132,7 +131,7 @@ std::vector<std::string> own_addresses() {
                         (entry->ifa_flags & kWorks) == kWorks && !is_loopback(entry->ifa_addr);
     if (usable) addresses.push_back(address_text(entry->ifa_addr, sizeof(sockaddr_in)));
   }
-  addresses.push_back(kLoopback);
+  addresses.push_back(loopback_address());
   return addresses;
 }
 

@@ -16,12 +16,12 @@ struct GlooDevices {
 /// "10.0.0.1" or "interfaces eth0, eth1", for messages.
 std::string to_string(const GlooDevices& devices);
 
-/// The IPv4 addresses of this host's interfaces that are up; 127.0.0.1 last.
+/// The IPv4 addresses of this host's interfaces that are up; loopback_address() last.
 std::vector<std::string> own_addresses();
 
 /// Chooses the interfaces that Gloo listens on, for peers that reach rank 0 as `host`.
 ///
-/// GLOO_SOCKET_IFNAME decides if set. Else: 127.0.0.1 if `host` is empty (the store has no host:
+/// GLOO_SOCKET_IFNAME decides if set. Else: loopback_address() if `host` is empty (the store has no host:
 /// the ranks share a process or a file) or a loopback address; else the address this host would
 /// send from to reach `host`, which the kernel determines without sending a packet.
 ///

@@ -11,6 +11,7 @@
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/system/loopback.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/environment.h"
@@ -131,7 +132,7 @@ struct Generations::Impl {
     if (is_loopback && !reached.empty()) return reached;
     const auto environment = read_environment(process_variable);
     if (is_loopback && environment.master_addr) return environment.master_addr->value;
-    return host.empty() ? "127.0.0.1" : host;
+    return host.empty() ? loopback_address() : host;
   }
 
   /// The address of the generation's store, once its first member has told it.

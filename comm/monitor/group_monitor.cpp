@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -224,15 +225,23 @@ void GroupMonitor::throw_agreed(const std::string& text) {
 }
 
 void GroupMonitor::leave_by_exception() noexcept {
-  if (!is_watching()) return;
+  // Ranks of other axes may wait for this one, although this axis is of one rank.
+  const bool is_axis_of_one = setup_.size == 1 && !setup_.coordinate.empty();
+  if (!setup_.job->is_rank() || !job_has_others()) return;
+  if (setup_.size == 1 && !is_axis_of_one) return;
   try {
-    auto why = setup_.job->reason_to_leave(job_ranks());
+    auto ranks = job_ranks();
+    if (is_axis_of_one) {
+      ranks.resize(static_cast<size_t>(setup_.job->size()));
+      std::iota(ranks.begin(), ranks.end(), 0);
+    }
+    auto why = setup_.job->reason_to_leave(ranks);
     if (!why) return;
     if (why->empty()) {
       why = ddp::str(
           "an exception in the program of ", rank_text(), " ended its part in the training");
     }
-    fail(*why);
+    setup_.job->fail(without_full_stop(*why));
   } catch (const std::exception&) {
   }
 }

@@ -2,13 +2,15 @@
 
 #include <sys/socket.h>
 
+#include <ddp/internal/system/loopback.h>
+
 #include "base/socket_address.h"
 
 namespace ddp {
 
 Fd listen_on_loopback(const std::string& host, int port) {
   const auto address =
-      parse_address(host == "localhost" ? "127.0.0.1" : host, std::to_string(port));
+      parse_address(host == "localhost" ? loopback_address() : host, std::to_string(port));
   if (!is_loopback(address.get())) return {};
   Fd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) return {};

@@ -10,6 +10,7 @@
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/system/loopback.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -17,6 +18,7 @@
 
 #include "base/executor.h"
 #include "base/network_interface.h"
+#include "base/socket_address.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/loopback_listener.h"
 #include "rendezvous/mpi_meeting.h"
@@ -89,6 +91,11 @@ void check_host(const std::string& host, const RankAndSize& self, const Deadline
       problem.empty(), "init_process_group: expected an address for the host \"", host,
       "\", got none", to_text(self), ": ", problem,
       ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
+  const bool is_missing = is_loopback(ddp::parse_address(host, "9").get()) && !has_address(host);
+  DDP_CHECK(
+      !is_missing, "init_process_group: expected an address that a loopback interface has, got ",
+      host, to_text(self), ", which this one lacks. Set MASTER_ADDR (or the host in tcp://) to ",
+      loopback_address(), ", or bring the interface up (ip link set lo up).");
 }
 
 // The address of a TCPStore, and which process listens there.

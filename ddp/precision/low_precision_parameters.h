@@ -51,6 +51,10 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// Ends a forward pass that threw, or whose outputs have no graph.
   void abandon_forward() noexcept;
 
+  /// Restores the parameters that a backward pass has not used. Called once it needs no casts any more,
+  /// and at its end.
+  void end_backward() noexcept;
+
   /// Calls `read` with values of one moment between two steps of the optimizer. Calls it again
   /// where a parameter changed during the call: the last call counts.
   ///
@@ -85,7 +89,6 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   void begin_backward(const CastsPtr& casts);
   at::Tensor value_of(const at::Tensor& tensor) const;
   std::vector<int64_t> versions() const;
-  void end_backward() noexcept;
   void substitute(const CastsPtr& casts);
   void substitute_one(size_t parameter);
   void restore(size_t parameter) noexcept;

@@ -88,6 +88,10 @@ void ModelPrecision::read(
   read([](const at::Tensor& tensor) { return tensor.detach(); });
 }
 
+void ModelPrecision::end_backward() const noexcept {
+  if (parameters_) parameters_->end_backward();
+}
+
 void ModelPrecision::with_originals(c10::function_ref<void()> act) const {
   parameters_ ? parameters_->with_originals(act) : act();
 }

@@ -42,6 +42,8 @@ class ModelPrecision {
   /// Whether this thread may read the parameters directly: no other thread replaces them by casts.
   bool may_read_directly() const { return !parameters_ || parameters_->may_read_directly(); }
 
+  /// Restores parameters that a backward pass has not used.
+  void end_backward() const noexcept;
   /// As LowPrecisionParameters::with_originals().
   void with_originals(c10::function_ref<void()> act) const;
   /// The parameters with the values that they have between steps, also while a pass uses casts.

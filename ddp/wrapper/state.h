@@ -87,6 +87,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   bool must_wait() override;
   void begin(PassTerms& terms) override;
   void with_own_dtypes(c10::function_ref<void()> act) override { precision_.with_originals(act); }
+  void autograd_done() override { precision_.end_backward(); }
   void failed(const std::string& why) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;

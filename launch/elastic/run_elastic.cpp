@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <ddp/internal/system/host_name.h>
+#include <ddp/internal/system/loopback.h>
 
 #include "launch/elastic/carrier.h"
 #include "launch/elastic/elastic_host.h"
@@ -90,7 +91,7 @@ int run_elastic(const LaunchOptions& options, int lifeline) {
   }
   Carrier carrier(options, token, several ? options.master_port : 0);
   // Node 0 may be unable to reach itself by the name that the others use for it.
-  return ElasticHost(options, {"127.0.0.1", carrier.port(), token}, &carrier, lifeline).run();
+  return ElasticHost(options, {loopback_address(), carrier.port(), token}, &carrier, lifeline).run();
 }
 
 }  // namespace ddp::launch

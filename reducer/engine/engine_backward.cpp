@@ -166,6 +166,7 @@ void Reducer::Engine::on_backward_done() {
 
 // All gradients of the pass are there.
 void Reducer::Engine::send_rest() {
+  if (companion_) companion_->autograd_done();
   pass_->gradient_memory_scope.reset();
   if (std::exchange(pass_->waits_for_autograd, false)) begin_after_autograd();
   for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));

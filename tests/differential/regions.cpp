@@ -116,9 +116,7 @@ void Averages::after_step(int step, const OfAll& ranks) {
     from_ = outer_.numel() * f / outer.fragments;
     const auto size = outer_.numel() * (f + 1) / outer.fragments - from_;
     mean_ = torch::zeros({size}, torch::kDouble);
-    const double of_wire = program_.is("wire", "float32") ? kOfFloat
-                           : program_.is("wire", "int8")  ? 1.0 / 127
-                                                          : kOfBFloat16;
+    const double of_wire = precision_of(program_).of_wire;
     for (const auto& parameters : ranks) {
       auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
       noise_.add(own, 4 * of_wire, of_wire * 1e-3 * own.abs().max().item<double>());

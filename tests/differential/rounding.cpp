@@ -30,6 +30,12 @@ Precision precision_of(const Program& program) {
   }
   if (program.is("hook", "fp16|fp16_wrapper")) result.of_gradients += (ranks + 2) * kOfHalf;
   if (program.is("hook", "bf16|bf16_wrapper")) result.of_gradients += (ranks + 2) * kOfBFloat16;
+  if (label == "half" || program.is("hook", "fp16|fp16_wrapper")) result.least = 4 * kOfFloat;
+  if (program.is("training", "diloco")) {
+    result.of_wire = program.is("wire", "float32") ? kOfFloat
+                     : program.is("wire", "int8")  ? 1.0 / 127
+                                                   : kOfBFloat16;
+  }
   return result;
 }
 
@@ -66,9 +72,12 @@ std::vector<std::map<std::string, double>> bounds_of(
             (found->second.to(torch::kComplexDouble) - value.to(torch::kComplexDouble)).abs();
         auto& bound = bounds[rank][name];
         bound = std::max(bound, 8 * difference.max().item<double>());
-        // A rounding that the three noises have not met.
+        // A rounding that the three noises have not met; those of a sum may cancel in each.
+        const double largest = value.abs().max().item<double>();
         if (name.find(" parameter ") == std::string::npos)
-          bound = std::max(bound, 4 * precision.of_forward * value.abs().max().item<double>());
+          bound = std::max(bound, 4 * precision.of_forward * largest);
+        if (name.find(" loss ") != std::string::npos)
+          bound = std::max(bound, (precision.of_gradients + precision.of_wire) / 8 * largest);
         // What is stored in few bits.
         if (value.is_floating_point() && value.scalar_type() != torch::kDouble)
           bound += value.abs().max().item<double>() * 1e-6;

@@ -22,6 +22,8 @@ struct Precision {
   double of_forward = 0;     ///< of parameters in forward
   double of_gradients = 0;   ///< of each rank's gradients on their way to the average
   double of_parameters = 0;  ///< of a step
+  double of_wire = 0;        ///< of what a region sends
+  double least = 0;          ///< absolute: gradients below it may become zero on their way
 };
 Precision precision_of(const Program& program);
 /// Whether the parameters of a layer keep their dtype in forward.

@@ -170,7 +170,7 @@ void Training::clip(torch::optim::Optimizer& optimizer) {
   if (label == "value") {
     DDP_DO(run_.trace, clip_grad_value_(optimizer, 0.1));
   } else if (label == "torch") {
-    DDP_DO(run_.trace, torch::nn::utils::clip_grad_norm_(unique(net->parameters()), 0.5));
+    DDP_DO(run_.trace, torch::nn::utils::clip_grad_norm_(unique(net->parameters()), 1e-3));
   } else if (run_.program.has("mesh") && run_.label() == "ddp") {
     clip_norm_of(wrapper());
   } else {
@@ -210,7 +210,7 @@ void RankRun::make_scaler() {
   if (!program.has("scaler")) return;
   GradScalerOptions scaler_options;
   trace.say("GradScalerOptions scaler_options;");
-  const bool sharded = label() == "fsdp";
+  const bool sharded = label() == "fsdp" || program.is("stage", "fsdp|fsdp_each");
   if (sharded && pp.group)
     DDP_DO(trace, scaler_options.found_inf_groups({self.group, pp.group, tp.group}));
   if (!sharded && pp.group) DDP_DO(trace, scaler_options.found_inf_groups({pp.group, tp.group}));
@@ -231,8 +231,9 @@ void RankRun::build() {
   training = wrap(*this);
   if (program.is("also_average", "yes")) {
     auto* model = dynamic_cast<DistributedDataParallelBase*>(&training->wrapper());
-    trace.say("auto extra = values(3 + self.rank, {2}).requires_grad_();");
-    extra = values(3 + self.rank, {2}).requires_grad_();
+    const int first = begins_equal(*this) ? 3 : 3 + self.rank;
+    trace.say("auto extra = values(" + std::to_string(first) + ", {2}).requires_grad_();");
+    extra = values(first, {2}).requires_grad_();
     DDP_DO(trace, model->also_average({extra}));
   }
   if (!optimizer) optimizer = training->make_optimizer();

@@ -32,6 +32,7 @@ FOLDER_OF = {
     "json_text": "base",
     "line_channel": "membership",
     "lines": "membership",
+    "loopback": "base",
     "owner_process": "base",
     "packed_texts": "base",
     "process_group_options": "base",

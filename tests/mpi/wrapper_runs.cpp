@@ -132,6 +132,7 @@ void train(const std::string& kind, bool small) {
       std::printf(" %.17g", gathered[static_cast<size_t>(r)][i].item<double>());
     }
     std::printf("\n");
+    std::fflush(stdout);  // whole lines: the ranks share the pipe
   }
 }
 

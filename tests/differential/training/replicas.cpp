@@ -59,6 +59,8 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   if (p.is("buffers_of", "each_after_construction"))
     DDP_DO(trace, options.forward_sync_buffers(false));
   if (p.is("buffers_of", "rank_0_later")) DDP_DO(trace, options.init_sync(false));
+  // Ranks go on with parameters of their own.
+  if (run.label() == "averager" && p.has("reload")) DDP_DO(trace, options.check_replicas_every(0));
   if (p.is("lazy_buckets", "yes")) {
     DDP_DO(
         trace, options.lazy_bucket_allocation(true)

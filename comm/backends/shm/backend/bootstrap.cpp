@@ -14,6 +14,7 @@
 #include "../../registry.h"
 #include "../memory/gradient_arena.h"
 #include "backends/gloo/gloo.h"
+#include "backends/single_rank_backend.h"
 #include "bootstrap_round.h"
 #include "hierarchical_backend.h"
 #include "host_memory.h"
@@ -255,7 +256,9 @@ BootstrapResult bootstrap(const Setup& setup, const BootstrapOptions& options) {
 namespace {
 
 BackendPtr make_shm_or_gloo(const Setup& setup) {
-  if (setup.world_size == 1 && !setup.required) return make_gloo(setup);
+  if (setup.world_size == 1 && !setup.required) {
+    return make_single_rank_backend("gloo", setup.timeout);
+  }
   const auto shared = bootstrap(setup, {});
   DDP_CHECK(
       shared.backend || !setup.required,

@@ -35,6 +35,8 @@ class PassCompanion {
   virtual void begin(PassTerms& terms) { (void)terms; }
   /// Calls `act` while the parameters have the dtypes that they have between passes.
   virtual void with_own_dtypes(c10::function_ref<void()> act) { act(); }
+  /// Called when autograd is done: parameters have their own dtypes from then on.
+  virtual void autograd_done() {}
   /// Called when the backward pass threw before that, with a text that names this rank: lets the
   /// ranks that wait for it know.
   virtual void failed(const std::string& why) { (void)why; }

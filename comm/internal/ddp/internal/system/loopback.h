@@ -1,0 +1,33 @@
+// Without LibTorch, because ddprun uses it too.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <string>
+
+#include <ddp/internal/system/fd.h>
+
+namespace ddp {
+
+/// Whether this host has a numeric address.
+inline bool has_address(const std::string& host) {
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  v4.sin_family = AF_INET;
+  v6.sin6_family = AF_INET6;
+  const bool is_v4 = ::inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1;
+  if (!is_v4 && ::inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr) != 1) return false;
+  const Fd socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const auto* address = is_v4 ? reinterpret_cast<const sockaddr*>(&v4)
+                              : reinterpret_cast<const sockaddr*>(&v6);
+  return socket && ::bind(socket.get(), address, is_v4 ? sizeof v4 : sizeof v6) == 0;
+}
+
+/// The address of this host's loopback interface: 127.0.0.1, or ::1 where that has no IPv4 one.
+inline std::string loopback_address() {
+  return has_address("127.0.0.1") || !has_address("::1") ? "127.0.0.1" : "::1";
+}
+
+}  // namespace ddp
