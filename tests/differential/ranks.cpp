@@ -82,10 +82,11 @@ class Job {
   Trace trace;
   /// By rank; empty where none failed.
   std::map<int, Failure> failures_;
+  int size_ = 0;  ///< ranks of the last part
 
  private:
   void run_ranks(int first_step, const std::string& folder) {
-    const int size = ranks_of(program_, first_step);
+    const int size = size_ = ranks_of(program_, first_step);
     const auto backend = program_.label("backend");
     auto& groups = groups_.of(backend, size);
     trace.begin(size);
@@ -212,7 +213,7 @@ bool is_in_library(const Program& program) {
   return !(is_local && program.is("exception", "loss_function|output_hook"));
 }
 
-Outcome judge_failures(const Program& program, const Job& job, int size) {
+Outcome judge_failures(const Program& program, const Job& job) {
   auto texts = refusals(program);
   if (program.has("exception")) texts.push_back(kDeliberate);
   std::string all;
@@ -225,11 +226,11 @@ Outcome judge_failures(const Program& program, const Job& job, int size) {
     };
     return std::any_of(texts.begin(), texts.end(), has);
   };
-  const bool all_threw = static_cast<int>(job.failures_.size()) == size;
+  const bool all_threw = static_cast<int>(job.failures_.size()) == job.size_;
   if (all_threw && std::all_of(job.failures_.begin(), job.failures_.end(), is_refused)) return {};
   if (program.has("exception") && all_threw && !refusals(program).empty()) return {};
   if (program.has("exception") && refusals(program, /*certain=*/true).empty()) {
-    if (static_cast<int>(job.failures_.size()) < size)
+    if (static_cast<int>(job.failures_.size()) < job.size_)
       return {"silence", "an exception on the last rank, and the others go on" + all};
     Clock::time_point first = Clock::time_point::max(), last = Clock::time_point::min();
     for (const auto& [rank, failure] : job.failures_) {
@@ -280,7 +281,7 @@ Outcome run_here(const Program& program, const std::string& trace) {
   Job job(program, groups());
   if (!trace.empty()) job.trace = Trace(trace);
   job.run(folder ? folder->path() : "");
-  if (!job.failures_.empty()) return judge_failures(program, job, program.number("ranks"));
+  if (!job.failures_.empty()) return judge_failures(program, job);
   const auto texts = refusals(program, /*certain=*/true);
   if (program.has("exception") && refusals(program).empty())
     return {"silence", "an exception was lost"};

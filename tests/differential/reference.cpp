@@ -326,7 +326,9 @@ class Reference {
     const bool casts = precision_.autocast;
     if (casts)
       at::autocast::increment_nesting(), at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto restore = keep_buffers_of_inactive(step);
     auto outputs = copies_.forward(inputs, step);
+    restore();
     if (casts) {
       at::autocast::set_autocast_enabled(at::kCPU, false);
       if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
@@ -352,6 +354,19 @@ class Reference {
       }
     }
     return losses;
+  }
+
+  /// Ranks without input run no forward pass that others could see.
+  std::function<void()> keep_buffers_of_inactive(int step) {
+    std::vector<std::pair<at::Tensor, at::Tensor>> kept;
+    for (size_t rank = 0; rank < copies_.size(); ++rank) {
+      if (active(step, rank)) continue;
+      for (const auto& buffer : copies_.net(rank).buffers())
+        kept.emplace_back(buffer, buffer.detach().clone());
+    }
+    return [kept] {
+      for (const auto& [buffer, value] : kept) buffer.set_data(value);
+    };
   }
 
   std::vector<double> weights(int step) {

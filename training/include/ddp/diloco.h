@@ -117,7 +117,8 @@ struct DiLoCoStats {
 ///
 /// Memory: 8 bytes of host memory a parameter, 16 where one of them is double, and a fragment on
 /// the wire; while a region joins, copies of what it takes. Threads: one thread, as the groups; the
-/// leader's exchanges run on a thread of their own where `overlap` is not 0. Source: DiLoCo,
+/// leader's exchanges run on a thread and in a group of their own where `overlap` is not 0, so the
+/// program may use `regions` for other calls. Source: DiLoCo,
 /// arXiv:2311.08105; streaming, arXiv:2501.18512.
 class DDP_API DiLoCo final : public ModelAverager {
  public:

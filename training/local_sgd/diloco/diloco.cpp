@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/aminmax.h>
@@ -306,10 +307,19 @@ class DiLoCo::Impl {
     return round;
   }
 
+  // Exchanges on a thread of their own must not mix with what the program calls in its group.
+  ProcessGroup group_of_exchanges() const {
+    const auto& leaders = region_.leaders();
+    if (options_.overlap() == 0 || !leaders) return leaders;
+    std::vector<int> all(static_cast<size_t>(leaders->getSize()));
+    std::iota(all.begin(), all.end(), 0);
+    return new_group(all, leaders);
+  }
+
   void make_leaders(const std::string& settings) {
     if (!region_.is_elastic()) {
       if (!region_.is_leader()) return;
-      leaders_ = std::make_unique<FixedLeaders>(options_.wire(), region_.leaders());
+      leaders_ = std::make_unique<FixedLeaders>(options_.wire(), group_of_exchanges());
       return;
     }
     std::shared_future<void> met;
