@@ -247,9 +247,9 @@ Reading read_checkpoint(
   } catch (const DamagedCheckpoint& damage) {
     reading.verdict = Reading::Verdict::Damaged;
     reading.text = damage.what();
-  } catch (const std::exception& error) {
+  } catch (...) {
     reading.verdict = Reading::Verdict::Refused;
-    reading.text = text_of(error);
+    reading.text = text_of(std::current_exception());
   }
   return reading;
 }

@@ -21,9 +21,9 @@ std::vector<std::string> own_addresses();
 
 /// Chooses the interfaces that Gloo listens on, for peers that reach rank 0 as `host`.
 ///
-/// GLOO_SOCKET_IFNAME decides if set. Else: loopback_address() if `host` is empty (the store has no host:
-/// the ranks share a process or a file) or a loopback address; else the address this host would
-/// send from to reach `host`, which the kernel determines without sending a packet.
+/// GLOO_SOCKET_IFNAME decides if set. Else: loopback_address() if `host` is empty (the store has no
+/// host: the ranks share a process or a file) or a loopback address; else the address this host
+/// would send from to reach `host`, which the kernel determines without sending a packet.
 ///
 /// If a host's own name is a loopback address in its /etc/hosts, as Debian sets it up, the other
 /// ranks would connect to themselves: then the host's first address that is not a loopback one.

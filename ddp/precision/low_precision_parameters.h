@@ -51,8 +51,8 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// Ends a forward pass that threw, or whose outputs have no graph.
   void abandon_forward() noexcept;
 
-  /// Restores the parameters that a backward pass has not used. Called once it needs no casts any more,
-  /// and at its end.
+  /// Restores the parameters that a backward pass has not used. Called once it needs no casts any
+  /// more, and at its end.
   void end_backward() noexcept;
 
   /// Calls `read` with values of one moment between two steps of the optimizer. Calls it again

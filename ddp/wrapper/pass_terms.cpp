@@ -143,8 +143,9 @@ PassTerms PassTermsAgreement::terms_in(const JoinRound& round) const {
       break;
     case Reduction::SampleWeighted:
       terms.scale = round.samples() > 0 ? samples_.counted() / round.samples() : 0;
-      // Other ranks' losses may have sent gradients to a rank without samples.
-      if (terms.scale == 0.0 && round.samples() > 0 && weights_->were_taken()) {
+      // Other ranks' losses send gradients to a rank without samples, whose own is 0 times
+      // something where passes go through collectives; elsewhere it may be NaN.
+      if (terms.scale == 0.0 && round.samples() > 0 && weights_->mix()) {
         terms.scale = 1.0 / round.size();
       }
       break;

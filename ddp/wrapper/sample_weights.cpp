@@ -37,9 +37,10 @@ struct Registry {
   std::vector<SampleWeights*> all;
 };
 
+// Never destroyed: a wrapper may be destroyed at the end of the process.
 Registry& registry() {
-  static Registry registry;
-  return registry;
+  static auto* registry = new Registry;
+  return *registry;
 }
 
 double sum_of(const std::vector<double>& samples) {
@@ -111,6 +112,7 @@ void SampleWeights::enter() {
 double SampleWeights::weight_in(const Running& running) {
   if (!running.accumulates || group_->getSize() == 1) return 1;
   const std::lock_guard lock(mutex_);
+  mix_ = true;
   if (!agreed_.empty()) return weight_of(agreed_, group_->getRank());
   if (taken_.empty() || last_task_ != running.task) {
     RankStatus mine;
@@ -137,9 +139,9 @@ void SampleWeights::agree(std::vector<double> samples) {
   agreed_ = std::move(samples);
 }
 
-bool SampleWeights::were_taken() const {
+bool SampleWeights::mix() const {
   const std::lock_guard lock(mutex_);
-  return !taken_.empty();
+  return mix_;
 }
 
 void SampleWeights::end() {

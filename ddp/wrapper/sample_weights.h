@@ -45,8 +45,8 @@ class SampleWeights {
   ///
   /// \throws AgreedError  where a pass since the last averaged one took other weights.
   void agree(std::vector<double> samples);
-  /// Whether a pass since the last averaged one took weights that were not agreed on yet.
-  bool were_taken() const;
+  /// Whether passes go through collectives, as far as one has begun to.
+  bool mix() const;
   /// Called when an averaged pass has ended.
   void end();
 
@@ -67,6 +67,7 @@ class SampleWeights {
   std::vector<double> agreed_;              // by rank, during an averaged pass
   std::vector<std::vector<double>> taken_;  // by pass since the last averaged one; by rank
   int last_task_ = -1;                      // autograd's number of the last of these passes
+  bool mix_ = false;
 };
 
 }  // namespace ddp

@@ -145,9 +145,10 @@ void State::begin(PassTerms& terms) {
   if (group()->getSize() > 1 && !owner_.join_context()) strays_.begin_backward();
 }
 
-// As a forward pass that threw: ranks of which all throw go on together.
+// As a forward pass that threw: ranks of which all throw go on together. Passes in eval() mode are
+// not counted, and the others wait for this rank's gradients.
 void State::failed(const std::string& why) {
-  owner_.is_training() ? training_forwards().fail(why) : monitor().note_error(why);
+  owner_.is_training() ? training_forwards().fail(why) : void(monitor().fail(why));
 }
 
 void State::start(int source) {

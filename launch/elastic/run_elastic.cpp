@@ -91,7 +91,8 @@ int run_elastic(const LaunchOptions& options, int lifeline) {
   }
   Carrier carrier(options, token, several ? options.master_port : 0);
   // Node 0 may be unable to reach itself by the name that the others use for it.
-  return ElasticHost(options, {loopback_address(), carrier.port(), token}, &carrier, lifeline).run();
+  return ElasticHost(options, {loopback_address(), carrier.port(), token}, &carrier, lifeline)
+      .run();
 }
 
 }  // namespace ddp::launch

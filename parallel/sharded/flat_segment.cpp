@@ -9,6 +9,7 @@
 #include <c10/core/Storage.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/rank_text.h>
 #include <torch/csrc/autograd/variable.h>
@@ -166,6 +167,10 @@ bool FlatSegment::is_written() const {
     if (!parameters_[slot].is_alias_of(whole_)) return true;  // set_data()
   }
   return false;
+}
+
+uint64_t FlatSegment::hash_of_whole() const {
+  return whole_.is_cpu() ? hash_of_bytes(whole_.const_data_ptr(), whole_.nbytes()) : 0;
 }
 
 void FlatSegment::write_back() {

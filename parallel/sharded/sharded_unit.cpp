@@ -300,7 +300,9 @@ void ShardedUnit::end_gather() {
 void ShardedUnit::keep_writes() {
   if (!has_whole_sizes_ || memory_ != Memory::Full) return;
   for (auto& segment : segments_) {
-    if (segment.is_written()) segment.write_back();
+    if (!segment.is_written()) continue;
+    if (!stays_whole) gradients_->note_writes(segment.hash_of_whole());
+    segment.write_back();
   }
 }
 

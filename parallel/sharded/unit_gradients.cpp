@@ -8,6 +8,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
 
 #include "sharded/block_pool.h"
@@ -143,6 +144,7 @@ void UnitGradients::pack(at::Tensor& packed) {
   auto* const of_unit = notes.data_ptr<float>() + slots_.size();
   write_number(number_, of_unit);
   write_factor(scaled_.factor(), of_unit + kNumberNotes);
+  write_hash(std::exchange(written_, 0), of_unit + kNumberNotes + kFactorNotes);
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = packed.narrow(0, rank * slice, slice);
     size_t first = 0;
@@ -224,6 +226,17 @@ std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
 bool UnitGradients::are_scaled_apart() const {
   return sum_.defined() && !at::isReducedFloatingType(reduce_dtype_) &&
          differ_in_factor(notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes);
+}
+
+void UnitGradients::note_writes(uint64_t hash) {
+  written_ = std::max<uint64_t>(1, mixed(written_, hash));
+}
+
+bool UnitGradients::are_written_apart(const Groups& groups) const {
+  return sum_.defined() && !at::isReducedFloatingType(reduce_dtype_) &&
+         differ_in_hash(
+             notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes + kFactorNotes,
+             ranks_of(groups));
 }
 
 void UnitGradients::add_to_shards() {

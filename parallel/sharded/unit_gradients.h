@@ -10,6 +10,7 @@
 
 #include "sharded/flat_segment.h"
 #include "sharded/passes/scaled_gradients.h"
+#include "sharded/passes/write_notes.h"
 #include "sharded/unit_number.h"
 
 namespace ddp {
@@ -73,6 +74,10 @@ class UnitGradients {
   /// After read_notes(): whether ranks scaled the gradients of the pass before by different
   /// factors; the same on all ranks. Not with sums of 16 bits.
   bool are_scaled_apart() const;
+  /// Notes what forward wrote to the whole parameters.
+  void note_writes(uint64_t hash);
+  /// After read_notes(): whether ranks noted different writes since the pass before; as above.
+  bool are_written_apart(const Groups& groups) const;
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
   /// Ends a pass without reduction: keeps the whole gradients for the next one.
@@ -102,10 +107,10 @@ class UnitGradients {
   Since since_kept(const Slot& slot) const;
   void begin_slot(Slot& slot);
   void fold(Slot& slot);
-  /// Beside the gradients: whether there is one, for each parameter, the unit's number, and by what
-  /// this rank scaled the ones before.
+  /// Beside the gradients: whether there is one, for each parameter, the unit's number, by what
+  /// this rank scaled the ones before, and what forward wrote.
   int64_t notes_numel() const {
-    return static_cast<int64_t>(slots_.size()) + kNumberNotes + kFactorNotes;
+    return static_cast<int64_t>(slots_.size()) + kNumberNotes + kFactorNotes + kWriteNotes;
   }
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
@@ -120,6 +125,7 @@ class UnitGradients {
   at::Tensor notes_;   // of the last sum, on the CPU
   int64_t number_ = 0;
   ScaledGradients scaled_;
+  uint64_t written_ = 0;  // a hash of what forward wrote since the last reduction; 0: nothing
   c10::intrusive_ptr<c10d::Work> reduction_;
 };
 

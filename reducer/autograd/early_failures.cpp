@@ -66,12 +66,19 @@ class ExpectedPasses {
 
   // Called within a backward pass.
   void see(const std::unordered_set<torch::autograd::Node*>& nodes) {
+    // Asked for each operation of a pass, of which one answer is enough.
+    thread_local int known = -1;
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (std::exchange(known, task) == task) return;
     std::vector<ExpectedPassPtr> seen;
+    std::vector<NodePtr>
+        alive;  // until the lock is given back: the last reference runs destructors
     {
       const std::lock_guard lock(mutex_);
       drop_dead();
       const auto is_in = [&](const WeakNodePtr& node) {
-        return nodes.count(node.lock().get()) > 0;
+        alive.push_back(node.lock());
+        return nodes.count(alive.back().get()) > 0;
       };
       for (const auto& pass : passes_) {
         const auto& outputs = pass->outputs;

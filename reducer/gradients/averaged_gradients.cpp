@@ -58,8 +58,9 @@ bool AveragedGradients::before_gradient(size_t parameter, bool is_reduced) {
   const bool is_changed = is_in && grad._version() != slot.version;
   const bool is_part = slot.state == State::Part;
   // Zeros need not be set aside. On a device it costs less to do it than to look at them.
-  const bool is_cleared = !is_in || (is_changed && (is_part || grad.is_cpu()) && is_zero(grad));
+  bool is_cleared = !is_in || (is_changed && (is_part || grad.is_cpu()) && is_zero(grad));
   if (is_cleared || (is_changed && is_part)) {
+    is_cleared = is_cleared || is_zero(slot.average);
     slot = Slot();
     return is_cleared;
   }

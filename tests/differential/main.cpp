@@ -18,7 +18,7 @@ struct Options {
   double seconds = 0;
   uint64_t seed = 0;
   uint64_t programs = 0;
-  std::string ranks, backend, program, corpus, known;
+  std::string ranks, backend, program, corpus;
   std::vector<std::string> only;
   bool list = false, cpp = false, shrink = true, keep_going = false, unseen = true;
 };
@@ -41,15 +41,9 @@ Outcome run_twice(Worker& worker, const Program& program) {
 /// Makes a finding smaller, and prints it, where none before it is a part of it.
 class Findings {
  public:
-  Findings(Worker& worker, bool may_shrink, std::vector<Program> known)
-      : worker_(worker), may_shrink_(may_shrink), known_(std::move(known)) {}
+  Findings(Worker& worker, bool may_shrink) : worker_(worker), may_shrink_(may_shrink) {}
 
   void add(const Program& program, const Outcome& outcome) {
-    const auto is_part = [&](const Program& smaller) { return contains(program, smaller); };
-    if (std::any_of(known_.begin(), known_.end(), is_part)) {
-      ++known_count_;
-      return;
-    }
     ++count_;
     for (const auto& [kind, smallest] : smallest_) {
       if (kind == outcome.kind && contains(program, smallest)) return;
@@ -73,13 +67,11 @@ class Findings {
     std::fflush(stdout);
   }
   uint64_t count() const { return count_; }
-  uint64_t known() const { return known_count_; }
 
  private:
   Worker& worker_;
   bool may_shrink_;
-  std::vector<Program> known_;
-  uint64_t count_ = 0, known_count_ = 0;
+  uint64_t count_ = 0;
   std::vector<std::pair<std::string, Program>> smallest_;
 };
 
@@ -124,7 +116,7 @@ int run(const Options& options) {
   for (const auto& only : options.only)
     fixed[only.substr(0, only.find('='))] = only.substr(only.find('=') + 1);
   Worker worker;
-  Findings findings(worker, options.shrink && options.program.empty(), programs_in(options.known));
+  Findings findings(worker, options.shrink && options.program.empty());
   Coverage coverage;
   uint64_t count = 0;
   std::map<std::string, uint64_t> invalid;  // by LibTorch's text
@@ -157,11 +149,8 @@ int run(const Options& options) {
     }
   }
   std::printf(
-      "%llu programs, %llu findings, %.1f a second", static_cast<unsigned long long>(count),
+      "%llu programs, %llu findings, %.1f a second\n", static_cast<unsigned long long>(count),
       static_cast<unsigned long long>(findings.count()), static_cast<double>(count) / elapsed());
-  if (findings.known() > 0)
-    std::printf(", %llu known", static_cast<unsigned long long>(findings.known()));
-  std::printf("\n");
   for (const auto& [text, times] : invalid) {
     std::printf(
         "LibTorch refuses %llu: %s\n", static_cast<unsigned long long>(times), text.c_str());
@@ -190,9 +179,6 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");
   app.add_option("--program", options.program, "the program that a finding printed");
   app.add_option("--corpus", options.corpus, "runs the programs of this file, a line each");
-  app.add_option(
-      "--known", options.known,
-      "a file of programs whose findings, and those of larger ones, do not count");
   app.add_flag("--cpp", options.cpp, "prints --program as C++, as far as it runs");
   app.add_flag(
       "--list", options.list, "prints the choices, one a line, with the names that they call");

@@ -173,23 +173,31 @@ double largest(const std::vector<Record>& records) {
   return result;
 }
 
-std::string compare(
-    const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
+using Bounds = std::vector<std::map<std::string, double>>;
+
+/// Up to six values that are further from the reference than 1e-9 of it, and the bounds.
+std::string differences(
+    const std::vector<Record>& got, const std::vector<Record>& expected, Bounds bounds) {
   std::string text;
   int lines = 0;
-  auto bounds = bounds_of(program, expected);
+  bounds.resize(expected.size());
   // Small values come of larger ones.
   const double rounding = 1e-12 * std::max(1.0, largest(expected));
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     for (const auto& [name, value] : expected[rank]) {
       const auto found = got.at(rank).find(name);
       if (found == got[rank].end()) continue;
-      const auto line =
-          difference(name, static_cast<int>(rank), found->second, value, rounding + bounds[rank][name]);
+      const auto line = difference(
+          name, static_cast<int>(rank), found->second, value, rounding + bounds[rank][name]);
       if (!line.empty() && ++lines <= 6) text += "\n  " + line;
     }
   }
-  // Replicas are equal to the bit.
+  return text;
+}
+
+/// Parameters of ranks that are not rank 0's to the bit, where they have to be.
+std::string unequal_replicas(const Program& program, const std::vector<Record>& got) {
+  std::string text;
   for (size_t rank = 1; rank < got.size(); ++rank) {
     for (const auto& [name, value] : got[rank]) {
       if (name.find(" parameter ") == std::string::npos) continue;
@@ -197,10 +205,17 @@ std::string compare(
       if (!are_equal_after(program, name[0] == 'e' ? program.number("steps") - 1 : std::stoi(name)))
         continue;
       if (first == got[0].end() || !value.defined() || at::equal(first->second, value)) continue;
-      if (++lines <= 6) text += "\n  " + name + " is not rank 0's on rank " + std::to_string(rank);
+      text += "\n  " + name + " is not rank 0's on rank " + std::to_string(rank);
     }
   }
   return text;
+}
+
+std::string compare(
+    const Program& program, const std::vector<Record>& got, const std::vector<Record>& expected) {
+  auto text = differences(got, expected, {});
+  if (!text.empty()) text = differences(got, expected, bounds_of(program, expected));
+  return text + unequal_replicas(program, got);
 }
 
 /// Whether a program that throws does so within calls of the library, which then knows the cause.

@@ -421,12 +421,19 @@ class Reference {
     leaves.push_back(extra_);
     const auto gradients =
         torch::autograd::grad({total}, leaves, {}, /*retain_graph=*/true, false, true);
+    double largest = 1;  // rounding errors of a small gradient are those of larger ones
+    for (const auto& g : gradients) {
+      if (g.defined() && g.numel() > 0)
+        largest = std::max(largest, g.to_dense().abs().max().to(torch::kDouble).item<double>());
+    }
+    if (!std::isfinite(largest)) largest = 1;
+    const double least = std::max(precision_.least, 4 * kOfDouble * largest);
     const auto regions = regions_of(program_, step);
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (!gradients[i].defined()) continue;
       if (i == of.size()) {
         const auto own = gradients[i].clone();
-        noise_.add(own, precision_.of_gradients, precision_.least);
+        noise_.add(own, precision_.of_gradients, least);
         extra_.mutable_grad() = extra_.grad().defined() ? extra_.grad() + own : own;
         break;
       }
@@ -435,7 +442,7 @@ class Reference {
         if (regions[other] != regions[rank]) continue;
         const auto parameter = copies_.parameters(other)[number];
         auto own = gradients[i].to_dense().to(parameter.scalar_type(), false, /*copy=*/true);
-        noise_.add(own, precision_.of_gradients, precision_.least);
+        noise_.add(own, precision_.of_gradients, least);
         if (program_.has("scaler")) own /= scales_[stepper_of(other)];
         auto& gradient = parameter.mutable_grad();
         gradient = gradient.defined() ? gradient + own : own;

@@ -12,7 +12,7 @@
 namespace ddp::differential {
 
 constexpr double kOfHalf = 1.0 / (1 << 11), kOfBFloat16 = 1.0 / (1 << 8),
-                 kOfFloat = 1.0 / (1 << 24);
+                 kOfFloat = 1.0 / (1 << 24), kOfDouble = 1.0 / (int64_t{1} << 52);
 
 /// The dtypes of a program, and the relative errors of what it computes and sends.
 struct Precision {

@@ -15,6 +15,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/ScopeExit.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -69,6 +70,13 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
  public:
   using Base = ProcessGroupGloo;
   using DescribedCollectives::DescribedCollectives;
+
+  // An exchange uses members of this class, which go before the threads do.
+  ~Gloo() override {
+    if (!owner_.is_this_one()) return;
+    constexpr std::chrono::milliseconds kPoll{1};
+    while (*pending_exchanges_ > 0) std::this_thread::sleep_for(kPoll);
+  }
 
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
     const auto call = [&] { return Base::allreduce_sparse(t, o); };
@@ -219,10 +227,12 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
               gloo.contexts_[0], {{to}}, c10d::OpType::ALLTOALL_BASE, ++gloo.seq_, timeout,
               "gloo:all_to_all", Tensors{from}),
           gloo_(gloo),
+          pending_(gloo.pending_exchanges_),
           from_(std::move(from)),
           to_(std::move(to)) {}
 
     void run() override {
+      const auto ended = c10::make_scope_exit([this] { --*pending_; });
       const Deadline deadline(timeout_);
       const auto wait = [&](const WorkPtr& work) {
         DDP_CHECK_WITH(DistBackendError, work->wait(deadline.left()), "all_to_all was aborted");
@@ -242,7 +252,8 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     std::vector<ReceivedPart> received;
 
    private:
-    Gloo& gloo_;  // whose threads end first
+    Gloo& gloo_;
+    const std::shared_ptr<std::atomic<int>> pending_;
     const at::Tensor from_, to_;
   };
 
@@ -266,6 +277,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
       for (auto& work : send_message(input, peer, tag)) exchange->sent.push_back(std::move(work));
       exchange->received.push_back(receive_part(output, peer, tag));
     }
+    ++*pending_exchanges_;
     enqueue(exchange);
     return exchange;
   }
@@ -396,6 +408,8 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   bool aborted_ = false;  // guarded by start_mutex()
   // Pending collectives. A count, because references to their works would keep their tensors alive.
   const std::shared_ptr<std::atomic<int>> pending_works_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<std::atomic<int>> pending_exchanges_ =
+      std::make_shared<std::atomic<int>>(0);
 };
 
 BackendPtr connect(const Setup& setup) {

@@ -314,6 +314,9 @@ void BackwardTask::check_reduced_alike() {
     return model_.unit(index).gradients().are_scaled_apart();
   };
   const auto apart = std::find_if(order_.begin(), order_.end(), is_apart);
+  const auto written = std::find_if(order_.begin(), order_.end(), [&](size_t index) {
+    return model_.unit(index).gradients().are_written_apart(groups);
+  });
   for (const auto index : order_) {  // the first difference shows what one of the ranks left out
     const auto number = of_others[index];
     if (!number) continue;
@@ -330,6 +333,15 @@ void BackwardTask::check_reduced_alike() {
                   name, " ", on_rank_text(*groups.shard), " and of ", other,
                   " on others. Run both on all ranks, and mask the result of one.");
             });
+  }
+  if (written != order_.end()) {
+    monitor_of(groups.shard)
+        ->throw_agreed(ddp::str(
+            "FullyShardedDataParallel: expected forward to write the same to parameters on all "
+            "ranks, got other values in ",
+            model_.unit(*written).name(),
+            ". An Embedding with max_norm changes the rows of its own batch: leave max_norm out, "
+            "or normalize all rows between two steps."));
   }
   if (apart == order_.end()) return;
   monitor_of(groups.shard)

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMostElements = 64;  // of a sample
 constexpr size_t kMostSamples = 4;
+constexpr int64_t kLeastElements = 4;  // that are not zero, of all samples
 
 // As parts of the factor.
 constexpr double kRounding = 1e-3;  // of a gradient's element
@@ -38,17 +39,21 @@ void ScaledGradients::sample(const at::Tensor& gradient) {
 
 double ScaledGradients::factor() const {
   double least = std::numeric_limits<double>::infinity(), largest = 0;
+  int64_t count = 0;
   for (const auto& [gradient, before] : samples_) {
     const auto after = first_elements(gradient);
     const auto* const was = before.const_data_ptr<double>();
     const auto* const is = after.const_data_ptr<double>();
     for (int64_t i = 0; i < before.numel(); ++i) {
       if (was[i] == 0) continue;
+      ++count;
       least = std::min(least, is[i] / was[i]);
       largest = std::max(largest, is[i] / was[i]);
     }
   }
-  const bool is_one = least > 0 && largest - least <= kRounding * largest;
+  // One element alone may be what clip_grad_value_() has clipped.
+  const bool is_one =
+      count >= kLeastElements && least > 0 && largest - least <= kRounding * largest;
   return is_one && largest <= 1 + kRounding ? std::min(largest, 1.0) : 0;
 }
 

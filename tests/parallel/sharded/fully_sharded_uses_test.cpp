@@ -198,6 +198,18 @@ TEST_CASE("what forward writes to a parameter is kept", "[ranks][sharded]") {
   for (const auto distance : distances) CHECK(distance < 1e-12);
 }
 
+TEST_CASE("forward that writes something else on each rank is an error", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    FullyShardedDataParallel unit(drawn_writer(), over(self));
+    unit->forward(torch::tensor({self.rank, 3})).pow(2).sum().backward();
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error,
+        ContainsText("expected forward to write the same to parameters on all ranks, got other"));
+  }
+}
+
 namespace {
 
 /// A block with a Sequential in it.

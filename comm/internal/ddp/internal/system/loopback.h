@@ -20,8 +20,8 @@ inline bool has_address(const std::string& host) {
   const bool is_v4 = ::inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1;
   if (!is_v4 && ::inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr) != 1) return false;
   const Fd socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const auto* address = is_v4 ? reinterpret_cast<const sockaddr*>(&v4)
-                              : reinterpret_cast<const sockaddr*>(&v6);
+  const auto* address =
+      is_v4 ? reinterpret_cast<const sockaddr*>(&v4) : reinterpret_cast<const sockaddr*>(&v6);
   return socket && ::bind(socket.get(), address, is_v4 ? sizeof v4 : sizeof v6) == 0;
 }
 
