@@ -426,6 +426,7 @@ const std::vector<Rule>& rules() {
       {"stage=*", "rows=empty_rank"},
       {"stage=ddp", "schedule=interleaved"},
       {"stage=*", "unused=*"},
+      {"stage=*", "layer=buffers"},  // a stage without parameters has no wrapper
       {"stage=fsdp|fsdp_each", "tied_table=*"},
       {"tied_table=*", "resumed_as=*"},
       {"mesh=*", "sharding=hybrid"},
