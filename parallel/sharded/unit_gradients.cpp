@@ -144,7 +144,8 @@ void UnitGradients::pack(at::Tensor& packed) {
   auto* const of_unit = notes.data_ptr<float>() + slots_.size();
   write_number(number_, of_unit);
   write_factor(scaled_.factor(), of_unit + kNumberNotes);
-  write_hash(std::exchange(written_, 0), of_unit + kNumberNotes + kFactorNotes);
+  reduced_writes_ = static_cast<int64_t>(std::exchange(written_, 0) & 0xffff);
+  write_number(reduced_writes_, of_unit + kNumberNotes + kFactorNotes);
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = packed.narrow(0, rank * slice, slice);
     size_t first = 0;
@@ -233,10 +234,9 @@ void UnitGradients::note_writes(uint64_t hash) {
 }
 
 bool UnitGradients::are_written_apart(const Groups& groups) const {
-  return sum_.defined() && !at::isReducedFloatingType(reduce_dtype_) &&
-         differ_in_hash(
-             notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes + kFactorNotes,
-             ranks_of(groups));
+  if (!sum_.defined()) return false;
+  const auto* sums = notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes + kFactorNotes;
+  return read_number(sums, reduced_writes_, ranks_of(groups) - 1).has_value();
 }
 
 void UnitGradients::add_to_shards() {

@@ -10,7 +10,6 @@
 
 #include "sharded/flat_segment.h"
 #include "sharded/passes/scaled_gradients.h"
-#include "sharded/passes/write_notes.h"
 #include "sharded/unit_number.h"
 
 namespace ddp {
@@ -76,7 +75,8 @@ class UnitGradients {
   bool are_scaled_apart() const;
   /// Notes what forward wrote to the whole parameters.
   void note_writes(uint64_t hash);
-  /// After read_notes(): whether ranks noted different writes since the pass before; as above.
+  /// After read_notes(): whether ranks noted different writes since the pass before; the same on all
+  /// ranks.
   bool are_written_apart(const Groups& groups) const;
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();
@@ -110,7 +110,7 @@ class UnitGradients {
   /// Beside the gradients: whether there is one, for each parameter, the unit's number, by what
   /// this rank scaled the ones before, and what forward wrote.
   int64_t notes_numel() const {
-    return static_cast<int64_t>(slots_.size()) + kNumberNotes + kFactorNotes + kWriteNotes;
+    return static_cast<int64_t>(slots_.size()) + 2 * kNumberNotes + kFactorNotes;
   }
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
@@ -125,7 +125,8 @@ class UnitGradients {
   at::Tensor notes_;   // of the last sum, on the CPU
   int64_t number_ = 0;
   ScaledGradients scaled_;
-  uint64_t written_ = 0;  // a hash of what forward wrote since the last reduction; 0: nothing
+  uint64_t written_ = 0;        // a hash of what forward wrote since the last reduction; 0: nothing
+  int64_t reduced_writes_ = 0;  // 16 bits of it, as the reduction carries it
   c10::intrusive_ptr<c10d::Work> reduction_;
 };
 
