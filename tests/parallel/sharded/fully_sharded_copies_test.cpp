@@ -277,7 +277,7 @@ TEST_CASE(
         const auto x = torch::ones({1, kWidth});
         model->forward(x).square().sum().backward();
         model->zero_grad();
-        RecordedCalls recorded(/*least_numel=*/kWidth + 1);  // more than an activation has
+        RecordedCalls recorded(/*least_numel=*/2 * kWidth);  // more than an activation and notes have
         const auto loss = model->forward(x).square().sum();
         const auto in_forward = recorded.elements_of(Call::Kind::Copy);
         recorded.clear();
@@ -343,7 +343,7 @@ TEST_CASE(
           if (!(has_written = scene.comes("the reduction of rank 0"))) return;
           // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
           // unit's number.
-          constexpr auto kNotes = 1 + ddp::kNumberNotes + ddp::kFactorNotes;
+          constexpr auto kNotes = 1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes;
           of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
         };
         const auto on_end = [&](const Call& call) {
@@ -427,7 +427,7 @@ TEST_CASE(
     CAPTURE(of_rank, kState);
     CHECK(of_rank[0] >= kState);
     // The gradients lie in the sum that brought them, with its notes.
-    CHECK(of_rank[0] <= kState + 4 * (1 + ddp::kNumberNotes + ddp::kFactorNotes) * kUnits);
+    CHECK(of_rank[0] <= kState + 4 * (1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes) * kUnits);
     CHECK(of_rank[1] == 0);
   }
 }
