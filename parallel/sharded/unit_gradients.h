@@ -75,8 +75,8 @@ class UnitGradients {
   bool are_scaled_apart() const;
   /// Notes what forward wrote to the whole parameters.
   void note_writes(uint64_t hash);
-  /// After read_notes(): whether ranks noted different writes since the pass before; the same on all
-  /// ranks.
+  /// After read_notes(): whether ranks noted different writes since the pass before; the same on
+  /// all ranks.
   bool are_written_apart(const Groups& groups) const;
   /// Ends the pass, after read_notes(): adds the sums to `.grad`.
   void add_to_shards();

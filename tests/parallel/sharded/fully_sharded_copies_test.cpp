@@ -277,7 +277,8 @@ TEST_CASE(
         const auto x = torch::ones({1, kWidth});
         model->forward(x).square().sum().backward();
         model->zero_grad();
-        RecordedCalls recorded(/*least_numel=*/2 * kWidth);  // more than an activation and notes have
+        RecordedCalls recorded(
+            /*least_numel=*/2 * kWidth);  // more than an activation and notes have
         const auto loss = model->forward(x).square().sum();
         const auto in_forward = recorded.elements_of(Call::Kind::Copy);
         recorded.clear();
