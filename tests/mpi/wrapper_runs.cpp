@@ -132,7 +132,6 @@ void train(const std::string& kind, bool small) {
       std::printf(" %.17g", gathered[static_cast<size_t>(r)][i].item<double>());
     }
     std::printf("\n");
-    std::fflush(stdout);  // whole lines: the ranks share the pipe
   }
 }
 
@@ -144,6 +143,8 @@ void train_as_python(const std::string& backend) {
        {"plain", "convolution", "shared", "unused", "sparse", "accumulated", "hook"}) {
     for (const bool small : {false, true}) train(kind, small);
   }
+  std::fflush(stdout);
+  ddp::barrier();  // rank 0's lines are longer than a pipe takes at once: the others print after it
   ddp::destroy_process_group();
 }
 
