@@ -574,6 +574,8 @@ const std::vector<Rule>& rules() {
       {"penalty=before|after", "training=fsdp", "to be used in forward of their unit",
        "sharding=ignored"},
       {"penalty=before|after", "sharding=ignored", "?to be used in forward of their unit"},
+      // LibTorch's text comes first where backward shows the whole parameters again.
+      {"penalty=inside", "sharding=kept", "?must match the size of tensor"},
       {"penalty=inside", "units=!root", "?to be used in forward of their unit"},
       {"layer=tied", "units=!root", "?Parameters of other units are this rank's shards there"},
       {"hook=*", "reduction=*", "expected reduction(Reduction::Mean)"},
