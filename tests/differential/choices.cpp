@@ -345,6 +345,7 @@ const std::vector<Rule>& rules() {
       {"sharding=hybrid", "reload=one_rank|more_ranks"},
       {"evaluation=one_rank", "reload=*", "", "training=ddp"},
       {"evaluation=one_rank", "resumed_as=fsdp"},
+      {"evaluation=one_rank", "sharding=hybrid"},  // two ranks may have ended before
       {"passes=two_averaged|retain_graph|two_forwards|averaged_then_accumulate",
        "training=zero1_overlap|zero2_overlap"},
       {"passes=two_averaged|retain_graph|two_forwards|averaged_then_accumulate",
@@ -605,6 +606,8 @@ const std::vector<Rule>& rules() {
        "training=ddp"},
       {"join=default|by_active|optimizers", "resumed_as=zero1", "?expected every rank to clip",
        "clip=none"},
+      {"join=default|by_active|optimizers", "scaler=*", "?expected every rank to unscale",
+       "training=ddp"},
       {"microbatches=99", "training=pipeline", "one for each micro-batch"},
       {"rows=one", "training=pipeline", "one for each micro-batch", "microbatches=1"},
       {"schedule_of_rate=one_cycle", "optimizer=adagrad", "Set cycle_momentum(false)"},
