@@ -579,6 +579,8 @@ const std::vector<Rule>& rules() {
       {"penalty=inside", "sharding=kept", "?must match the size of tensor"},
       {"penalty=inside", "units=!root", "?to be used in forward of their unit"},
       {"layer=tied", "units=!root", "?Parameters of other units are this rank's shards there"},
+      // Outside of all units the library sees no call.
+      {"layer=tied", "units=no_root", "?shapes cannot be multiplied"},
       {"hook=*", "reduction=*", "expected reduction(Reduction::Mean)"},
       {"hook=*", "training=zero2|zero2_overlap", "a communication hook is registered already"},
       {"layer=embedding_sparse", "training=!ddp|pipeline|averager|diloco", "dense gradients"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/internal/tensor_broadcast.h>
 
 namespace ddp {
@@ -13,6 +14,11 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_of(const at::Tensor& tensor) { return tensor.variable_data().clone(); }
+
+// What data() writes has no version. On an accelerator the host would wait for the values.
+bool may_compare(const at::Tensor& buffer) {
+  return buffer.is_cpu() && buffer.layout() == at::kStrided;
+}
 
 void put(const at::Tensor& value, const at::Tensor& buffer) {
   const bool fits = buffer.sizes() == value.sizes() && buffer.dtype() == value.dtype();
@@ -32,10 +38,8 @@ CallBuffers::CallBuffers(
 
 void CallBuffers::end_call() {
   for (auto& [buffer, name, version, value] : found_) {
-    // What data() writes has no version. On an accelerator the host would wait for the values.
-    const bool may_compare = buffer.is_cpu() && buffer.layout() == at::kStrided;
     const bool is_unchanged =
-        version_of(buffer) == version && (!may_compare || have_equal_bytes(buffer, value));
+        version_of(buffer) == version && (!may_compare(buffer) || have_equal_bytes(buffer, value));
     if (is_unchanged) value.reset();
   }
 }
@@ -66,7 +70,12 @@ CallBuffers::Restored::Restored(const CallBuffers& call) {
 
 CallBuffers::Restored::~Restored() {
   for (const auto& [buffer, version, value] : before_) {
-    put(value, buffer);
+    const bool is_unchanged = version_of(buffer) == version && may_compare(buffer) &&
+                              buffer.sizes() == value.sizes() && buffer.dtype() == value.dtype() &&
+                              have_equal_bytes(buffer, value);
+    if (is_unchanged) continue;
+    // A destructor must not throw: a buffer that overlaps itself, which nobody can write, is left.
+    problem_of([&, &buffer = buffer, &value = value] { put(value, buffer); });
     if (buffer.is_inference()) continue;
     auto counter = buffer.unsafeGetTensorImpl()->version_counter();
     counter.set_version(version);
