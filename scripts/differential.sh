@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draws training programs, runs each on ranks over every CPU backend, and compares it with one process, on each core
-# with seeds of its own. Ends with 1 where a program differs, and prints the smallest one that does.
+# Draws training programs, runs each on ranks over every CPU backend, and compares it with one process, in two processes
+# a core, for programs that end in an error wait, with seeds of their own. Ends with 1 where a program differs, and prints the smallest one that does.
 #   differential.sh                      ten minutes
 #   differential.sh 3600                 an hour
 #   differential.sh 600 --only training=fsdp --ranks 4 --keep-going; `differential --help` lists the options
@@ -14,11 +14,11 @@ fi
 "$root/scripts/build.sh" differential
 export OMP_NUM_THREADS=1
 running=() status=0
-for ((core = 0; core < $(nproc); ++core)); do
+for ((process = 0; process < 2 * $(nproc); ++process)); do
   "$root/build/release/bin/differential" --seconds "$seconds" --no-pairs "$@" &
   running+=($!)
 done
-for process in "${running[@]}"; do
-  wait "$process" || status=$?
+for one in "${running[@]}"; do
+  wait "$one" || status=$?
 done
 exit "$status"
