@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Draws training programs, runs each on ranks over every CPU backend, and compares it with one process, in two processes
-# a core, for programs that end in an error wait, with seeds of their own. Ends with 1 where a program differs, and prints the smallest one that does.
+# Draws training programs, runs each on ranks over every CPU backend, and compares it with one process. Two processes a
+# core do so, because programs that end in an error wait, with seeds of their own. Ends with 1 where a program differs,
+# and prints the smallest one that does.
 #   differential.sh                      ten minutes
 #   differential.sh 3600                 an hour
 #   differential.sh 600 --only training=fsdp --ranks 4 --keep-going; `differential --help` lists the options

@@ -577,6 +577,7 @@ const std::vector<Rule>& rules() {
       {"penalty=before|after", "sharding=ignored", "?to be used in forward of their unit"},
       // LibTorch's text comes first where backward shows the whole parameters again.
       {"penalty=inside", "sharding=kept", "?must match the size of tensor"},
+      {"penalty=*", "units=no_root", "?must match the size of tensor"},
       {"penalty=inside", "units=!root", "?to be used in forward of their unit"},
       {"layer=tied", "units=!root", "?Parameters of other units are this rank's shards there"},
       // Outside of all units the library sees no call.
@@ -596,8 +597,7 @@ const std::vector<Rule>& rules() {
        "?expected forward to write the same to parameters on all ranks"},
       {"layer=embedding_max_norm|clamped", "stage=fsdp|fsdp_each",
        "?expected forward to write the same to parameters on all ranks"},
-      {"layer=buffers", "hook=*", "?is not needed when a module doesn't have any parameter"},
-      {"layer=buffers", "reduction=*", "?is not needed when a module doesn't have any parameter"},
+      {"layer=buffers", "training=ddp", "?is not needed when a module doesn't have any parameter"},
       {"unused=by_step", "graph=static", "static_graph set to true needs the same graph"},
       {"collective=unequal", "ranks=2|3|4", "expected every rank to call the same collective"},
       {"collective=unequal_all_to_all", "ranks=2|3|4", "all_to_all"},
