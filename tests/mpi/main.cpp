@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
     std::printf("FAILED: %s\n", error.what());
     return 1;
   }
-  std::printf("ok %s\n", name.c_str());
+  // Rank 0's lines there are longer than what a launcher forwards at once: no other rank prints.
+  if (name != "train_as_python") std::printf("ok %s\n", name.c_str());
   return 0;
 }
