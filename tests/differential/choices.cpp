@@ -450,6 +450,7 @@ const std::vector<Rule>& rules() {
       {"unused=*", "recompute=*"},
       {"join=*", "change=*"},
       {"buffers_of=each|each_after_construction", "resumed_as=*"},  // one rank's are saved
+      {"buffers_of=each|each_after_construction", "reload=more_ranks"},
       {"change=freeze", "resumed_as=*"},
       {"join=optimizers", "resumed_as=zero1"},
       {"unused=by_step", "steps=1"},
