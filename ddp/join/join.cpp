@@ -43,7 +43,7 @@ void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) {
   }
 }
 
-/// Of the wrappers among them, where they have any.
+/// Handles of the modules among them, where they are held by any.
 std::vector<std::shared_ptr<torch::nn::Module>> handles_of_modules(
     const std::vector<Joinable*>& joinables) {
   std::vector<std::shared_ptr<torch::nn::Module>> handles;

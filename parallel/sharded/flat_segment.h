@@ -63,7 +63,7 @@ class FlatSegment {
   void point_at_shard();
   /// Whether a program wrote to a parameter since it was made whole, and did not keep it.
   bool is_written() const;
-  /// Of the whole parameters' bytes; 0 on a device, where the host would wait for them.
+  /// A hash of the whole parameters' bytes; 0 on a device, where the host would wait for them.
   uint64_t hash_of_whole() const;
   /// Copies this rank's elements of the whole into the shard.
   void write_back();

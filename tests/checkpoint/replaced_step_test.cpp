@@ -17,7 +17,7 @@
 
 namespace {
 
-// Of this process: whether it has renameat2(), and the rename() at which it ends; 0: none.
+// Whether this process has renameat2(), and the rename() at which it ends; 0: none.
 bool has_exchange = true;
 int end_at_rename = 0;
 

@@ -74,7 +74,8 @@ CallBuffers::Restored::~Restored() {
                               buffer.sizes() == value.sizes() && buffer.dtype() == value.dtype() &&
                               have_equal_bytes(buffer, value);
     if (is_unchanged) continue;
-    // A destructor must not throw: a buffer that overlaps itself, which nobody can write, is left.
+    // A destructor must not throw. A write to a buffer that overlaps itself does: it stays as it
+    // is.
     problem_of([&, &buffer = buffer, &value = value] { put(value, buffer); });
     if (buffer.is_inference()) continue;
     auto counter = buffer.unsafeGetTensorImpl()->version_counter();

@@ -211,7 +211,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     return works;
   }
 
-  /// What another rank sends of an all-to-all.
+  /// The part of an all-to-all that another rank sends.
   struct ReceivedPart {
     int source;
     at::Tensor output, host;  // the same on the CPU

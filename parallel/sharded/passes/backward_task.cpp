@@ -310,13 +310,6 @@ void BackwardTask::check_reduced_alike() {
   for (const auto& unit : model_.units()) {
     of_others.push_back(unit->gradients().read_notes(groups));
   }
-  const auto is_apart = [&](size_t index) {
-    return model_.unit(index).gradients().are_scaled_apart();
-  };
-  const auto apart = std::find_if(order_.begin(), order_.end(), is_apart);
-  const auto written = std::find_if(order_.begin(), order_.end(), [&](size_t index) {
-    return model_.unit(index).gradients().are_written_apart(groups);
-  });
   for (const auto index : order_) {  // the first difference shows what one of the ranks left out
     const auto number = of_others[index];
     if (!number) continue;
@@ -334,24 +327,25 @@ void BackwardTask::check_reduced_alike() {
                   " on others. Run both on all ranks, and mask the result of one.");
             });
   }
-  if (written != order_.end()) {
-    monitor_of(groups.shard)
-        ->throw_agreed(ddp::str(
-            "FullyShardedDataParallel: expected forward to write the same to parameters on all "
-            "ranks, got other values in ",
-            model_.unit(*written).name(),
-            ". An Embedding with max_norm changes the rows of its own batch: leave max_norm out, "
-            "or normalize all rows between two steps."));
-  }
-  if (apart == order_.end()) return;
-  monitor_of(groups.shard)
-      ->throw_agreed(ddp::str(
-          "FullyShardedDataParallel: expected gradients to be scaled alike on all ranks, got "
-          "those of ",
-          model_.unit(*apart).name(),
-          " after the backward pass before scaled by different factors. LibTorch's "
-          "clip_grad_norm_ knows the shards of one rank alone: call "
-          "ddp::clip_grad_norm_(*model, max_norm)."));
+  const auto refuse = [&](const auto& is_apart, const char* expected, const char* remedy) {
+    for (const auto index : order_) {
+      auto& unit = model_.unit(index);
+      if (!is_apart(unit.gradients())) continue;
+      monitor_of(groups.shard)
+          ->throw_agreed(
+              ddp::str("FullyShardedDataParallel: expected ", expected, unit.name(), remedy));
+    }
+  };
+  refuse(
+      [&](const UnitGradients& gradients) { return gradients.are_written_apart(groups); },
+      "forward to write the same to parameters on all ranks, got other values in ",
+      ". An Embedding with max_norm changes the rows of its own batch: leave max_norm out, or "
+      "normalize all rows between two steps.");
+  refuse(
+      [](const UnitGradients& gradients) { return gradients.are_scaled_apart(); },
+      "gradients to be scaled alike on all ranks, got those of ",
+      " after the backward pass before scaled by different factors. LibTorch's clip_grad_norm_ "
+      "knows the shards of one rank alone: call ddp::clip_grad_norm_(*model, max_norm).");
 }
 
 void BackwardTask::fail() noexcept {
