@@ -1,21 +1,29 @@
 #include "differential/choice.h"
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <unordered_map>
 
 namespace ddp::differential {
 namespace {
 
-std::string base_of(const std::string& name) {
-  return name.substr(0, name.find_last_not_of("0123456789") + 1);
-}
-
+/// Of a choice by its name, or by the name of one of its slots.
 const Choice& choice_of(const std::string& name) {
-  for (const auto& choice : choices()) {
-    if (choice.name == name || (choice.slots > 1 && choice.name == base_of(name))) return choice;
-  }
-  throw std::invalid_argument("no choice has the name \"" + name + "\"; --list has all");
+  static const auto by_name = [] {
+    std::unordered_map<std::string, const Choice*> result;
+    for (const auto& choice : choices()) {
+      result.emplace(choice.name, &choice);
+      for (int i = 0; choice.slots > 1 && i < choice.slots; ++i)
+        result.emplace(choice.name + std::to_string(i), &choice);
+    }
+    return result;
+  }();
+  const auto found = by_name.find(name);
+  if (found == by_name.end())
+    throw std::invalid_argument("no choice has the name \"" + name + "\"; --list has all");
+  return *found->second;
 }
 
 int index_of(const Choice& choice, const std::string& label) {
@@ -34,16 +42,73 @@ bool has_label(const std::string& labels, const std::string& label) {
   return false;
 }
 
-struct Pattern {
-  explicit Pattern(const std::string& text)
+/// "name=labels" in two parts.
+struct Assignment {
+  explicit Assignment(const std::string& text)
       : name(text.substr(0, text.find('='))), labels(text.substr(text.find('=') + 1)) {}
-  bool takes(const Choice& choice, const std::string& label) const {
-    if (choice.name != name) return false;
-    if (labels == "*") return label != choice.values[0].label;
-    return labels[0] == '!' ? !has_label(labels.substr(1), label) : has_label(labels, label);
-  }
   std::string name, labels;
 };
+
+/// A pattern of a rule, read once: hundreds of rules are asked for each value that is drawn.
+class Pattern {
+ public:
+  explicit Pattern(const std::string& text) {
+    const Assignment parts(text);
+    choice_ = &choice_of(parts.name);
+    const auto& labels = parts.labels;
+    for (const auto& value : choice_->values) {
+      takes_.push_back(
+          labels == "*"      ? !takes_.empty()
+          : labels[0] == '!' ? !has_label(labels.substr(1), value.label)
+                             : has_label(labels, value.label));
+    }
+  }
+  bool holds_in(const Program& program) const {
+    if (choice_->slots == 1) return takes_[static_cast<size_t>(program.index(choice_->name))];
+    return std::any_of(program.chosen.begin(), program.chosen.end(), [&](const auto& one) {
+      return takes_[static_cast<size_t>(one.second)] && &choice_of(one.first) == choice_;
+    });
+  }
+
+ private:
+  const Choice* choice_;
+  std::vector<bool> takes_;  // by the number of a value
+};
+
+/// A rule or a need, read once.
+class Reading {
+ public:
+  explicit Reading(const Rule& rule) : first_(rule.first), second_(rule.second) {
+    if (!rule.unless.empty()) unless_.emplace(rule.unless);
+  }
+  explicit Reading(const Need& need) : first_(need.of), second_(need.needed) {}
+  bool first_holds_in(const Program& program) const { return first_.holds_in(program); }
+  bool second_holds_in(const Program& program) const { return second_.holds_in(program); }
+  bool holds_in(const Program& program) const {
+    return first_holds_in(program) && second_holds_in(program) &&
+           !(unless_ && unless_->holds_in(program));
+  }
+
+ private:
+  Pattern first_, second_;
+  std::optional<Pattern> unless_;
+};
+
+/// All lines of a table, each with its reading.
+template <class Line>
+std::vector<std::pair<const Line*, Reading>> read(const std::vector<Line>& lines) {
+  std::vector<std::pair<const Line*, Reading>> result;
+  for (const auto& line : lines) result.emplace_back(&line, Reading(line));
+  return result;
+}
+const auto& read_rules() {
+  static const auto all = read(rules());
+  return all;
+}
+const auto& read_needs() {
+  static const auto all = read(needs());
+  return all;
+}
 
 class Random {
  public:
@@ -80,10 +145,10 @@ void try_to_add(Program& program, const Choice& choice, int index, const Fixed& 
   if (slot.empty()) return;
   auto with = program;
   with.set(slot, index);
-  for (const auto& need : needs()) {
-    const Pattern needed(need.needed);
-    if (!with.matches(need.of) || with.matches(need.needed) || fixed.count(needed.name) > 0)
-      continue;
+  for (const auto& [need, reading] : read_needs()) {
+    if (!reading.first_holds_in(with) || reading.second_holds_in(with)) continue;
+    const Assignment needed(need->needed);
+    if (fixed.count(needed.name) > 0) continue;
     const auto& other = choice_of(needed.name);
     const auto free = free_slot(with, other);
     if (!free.empty())
@@ -93,9 +158,9 @@ void try_to_add(Program& program, const Choice& choice, int index, const Fixed& 
 }
 
 void try_to_add(Program& program, const std::string& value, const Fixed& fixed) {
-  const Pattern pattern(value);
-  const auto& choice = choice_of(pattern.name);
-  try_to_add(program, choice, index_of(choice, pattern.labels), fixed);
+  const Assignment parts(value);
+  const auto& choice = choice_of(parts.name);
+  try_to_add(program, choice, index_of(choice, parts.labels), fixed);
 }
 
 }  // namespace
@@ -129,17 +194,8 @@ void Program::set(const std::string& name, const std::string& label) {
   set(name, index_of(choice_of(name), label));
 }
 
-bool Program::matches(const std::string& text) const {
-  const Pattern pattern(text);
-  const auto& choice = choice_of(pattern.name);
-  if (choice.slots == 1) return pattern.takes(choice, label(pattern.name));
-  for (const auto& [name, index] : chosen) {
-    if (base_of(name) == pattern.name &&
-        pattern.takes(choice, choice.values[static_cast<size_t>(index)].label)) {
-      return true;
-    }
-  }
-  return false;
+bool Program::matches(const std::string& pattern) const {
+  return Pattern(pattern).holds_in(*this);
 }
 
 std::vector<std::string> Program::taken() const {
@@ -162,30 +218,24 @@ std::vector<std::string> Program::layers() const {
   return result;
 }
 
-bool Program::holds(const Rule& rule) const {
-  return matches(rule.first) && matches(rule.second) &&
-         (rule.unless.empty() || !matches(rule.unless));
-}
-
 std::string excluded(const Program& program) {
-  for (const auto& rule : rules()) {
-    if (rule.text.empty() && program.holds(rule)) {
-      return rule.first + " x " + rule.second;
-    }
+  for (const auto& [rule, reading] : read_rules()) {
+    if (rule->text.empty() && reading.holds_in(program))
+      return rule->first + " x " + rule->second;
   }
-  for (const auto& need : needs()) {
-    if (program.matches(need.of) && !program.matches(need.needed))
-      return need.of + " without " + need.needed;
+  for (const auto& [need, reading] : read_needs()) {
+    if (reading.first_holds_in(program) && !reading.second_holds_in(program))
+      return need->of + " without " + need->needed;
   }
   return "";
 }
 
 std::vector<std::string> refusals(const Program& program, bool certain) {
   std::vector<std::string> result;
-  for (const auto& rule : rules()) {
-    if (rule.text.empty() || !program.holds(rule)) continue;
-    const bool may = rule.text[0] == '?';
-    if (!certain || !may) result.push_back(rule.text.substr(may ? 1 : 0));
+  for (const auto& [rule, reading] : read_rules()) {
+    if (rule->text.empty() || !reading.holds_in(program)) continue;
+    const bool may = rule->text[0] == '?';
+    if (!certain || !may) result.push_back(rule->text.substr(may ? 1 : 0));
   }
   return result;
 }
@@ -264,7 +314,7 @@ Program parse(const std::string& text) {
   Program program;
   std::istringstream words(text);
   for (std::string word; words >> word;) {
-    const Pattern value(word);
+    const Assignment value(word);
     if (value.name == "seed") {
       const bool is_number = !value.labels.empty() &&
                              value.labels.find_first_not_of("0123456789") == std::string::npos;

@@ -63,7 +63,6 @@ class Program {
   void set(const std::string& name, const std::string& label);
   /// Whether a pattern of a rule applies.
   bool matches(const std::string& pattern) const;
-  bool holds(const Rule& rule) const;
   /// The choices that are not the simplest, as "name=label", slots without their number.
   std::vector<std::string> taken() const;
   /// Labels of the layers in their order.
