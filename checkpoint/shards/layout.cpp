@@ -60,12 +60,18 @@ std::vector<ShardLayout> shard_layouts_of(
   for (const auto& shard : shards) {
     const auto& local = shard.local;
     DDP_CHECK_VALUE(
-        !shard.name.empty() && shard.replica >= 0 && local.defined() &&
-            local.layout() == at::kStrided && !local.is_quantized(),
-        "Checkpointer::add_sharded: expected shards with a name, a dense tensor and a replica >= 0 "
-        "in part \"",
+        !shard.name.empty() && shard.replica >= 0 && local.defined(),
+        "Checkpointer::add_sharded: expected shards with a name, a tensor and a replica >= 0 in "
+        "part \"",
         part, "\", got ", local.defined() ? "another" : "an undefined tensor", " under \"",
         shard.name, "\" with replica ", shard.replica, ". Correct the callback.");
+    DDP_CHECK_VALUE(
+        local.layout() == at::kStrided && !local.is_quantized(),
+        "Checkpointer: expected tensors with a dense storage, got a ", local.layout(),
+        local.is_quantized() ? " quantized" : "", " one under \"", shard.name, "\" in part \"",
+        part,
+        "\". Sparse gradients make the state of an optimizer sparse: leave momentum out, or sparse "
+        "gradients.");
     DDP_CHECK_VALUE(
         is_within(shard), "Checkpointer::add_sharded: expected the shard of \"", shard.name,
         "\" in part \"", part, "\" to lie within ", c10::IntArrayRef(shard.sizes), ", got ",

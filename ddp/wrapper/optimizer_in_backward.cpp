@@ -8,6 +8,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
 #include <ddp/internal/value_sample.h>
+#include <ddp/zero.h>
 
 namespace ddp {
 namespace {
@@ -44,6 +45,12 @@ OptimizerInBackward::OptimizerInBackward(
       is_elementwise(*optimizer_), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
       "instead, with a closure that returns the loss averaged over the ranks.");
+  // Its step() takes its part of all parameters, whatever the groups have.
+  DDP_CHECK_VALUE(
+      dynamic_cast<const ZeroRedundancyOptimizerBase*>(optimizer_.get()) == nullptr, kSubject,
+      "expected an optimizer that steps the parameters of one bucket, got a "
+      "ZeroRedundancyOptimizer, which steps its part of all. Set overlap(true) there, which steps "
+      "each bucket in backward, and leave step_in_backward() out.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
   const auto& groups = optimizer_->param_groups();
   DDP_CHECK_VALUE(

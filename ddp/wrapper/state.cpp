@@ -17,12 +17,18 @@ namespace ddp {
 
 using State = DistributedDataParallelBase::State;
 
+// Where refresh() found nothing else to train.
+bool State::is_for_outside() const {
+  const auto& averaged = reducer_->parameters();
+  return std::all_of(averaged.begin(), averaged.end(), [](const auto& p) { return p.is_outside; });
+}
+
 State::Gradients State::gradients_of_forward() const {
-  const auto needs_gradient = [](const NamedParameter& p) {
-    return p.tensor.requires_grad() && !p.is_outside;
-  };
+  const bool is_for_outside = this->is_for_outside();
   const auto any = [&](const std::vector<NamedParameter>& parameters) {
-    return std::any_of(parameters.begin(), parameters.end(), needs_gradient);
+    return std::any_of(parameters.begin(), parameters.end(), [&](const NamedParameter& p) {
+      return p.tensor.requires_grad() && (is_for_outside || !p.is_outside);
+    });
   };
   // With all parameters frozen (a GAN's discriminator in the generator's step), gradients only pass
   // through the module.
@@ -68,7 +74,8 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       break;
   }
   // After the reducer's hooks: the hooks of the program run after these, and may throw.
-  terms().end_forward(outputs, outputs_complete);
+  // A loss of tensors of also_average() alone does not go through the outputs.
+  terms().end_forward(outputs, outputs_complete && !is_for_outside());
 }
 
 void State::forward_failed() noexcept {

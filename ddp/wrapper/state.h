@@ -146,6 +146,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void check_frozen_parameters();
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;
+  /// Whether only tensors of also_average() are averaged.
+  bool is_for_outside() const;
   Gradients gradients_of_forward() const;
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
 

@@ -75,6 +75,7 @@ class FlatSegment {
   const NodePtr& accumulator(size_t slot);
   /// Takes gradients of the parameter as a shard, in place of an accumulator.
   void set_shard_node(size_t slot, NodePtr node);
+  const NodePtr& shard_node(size_t slot) const { return shard_nodes_[slot]; }
   /// Whether a graph that exists computed with the parameter as a shard.
   bool is_shard_used(size_t slot) const;
 

@@ -203,6 +203,16 @@ void ShardedUnit::refuse_gradient_of_shard(size_t i) const {
       "SummonFullParams, or add its gradient to .grad after backward.");
 }
 
+void ShardedUnit::refuse_shards_in(const Nodes& nodes) const {
+  size_t i = 0;
+  for (const auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot, ++i) {
+      const bool is_in = segment.is_shard_used(slot) && nodes.count(segment.shard_node(slot).get());
+      if (is_in) refuse_gradient_of_shard(i);
+    }
+  }
+}
+
 std::vector<bool> ShardedUnit::used_shards() const {
   std::vector<bool> used;
   for (const auto& segment : segments_) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +21,8 @@ namespace ddp {
 
 /// As torch::autograd::get_current_graph_task_exec_info() has it.
 using Wanted = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
+
+using Nodes = std::unordered_set<torch::autograd::Node*>;
 
 class ShardedModel;
 
@@ -72,6 +75,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool has_memory_of(const at::Tensor& tensor) const;
   /// The parameters that a graph computed with as shards, by their numbers in gradients().
   std::vector<bool> used_shards() const;
+  /// Throws where a backward pass through `nodes` comes to a parameter as a shard.
+  void refuse_shards_in(const Nodes& nodes) const;
   // Of the gradients of parameter i, as UnitGradients counts.
   std::string text_of_parameter(size_t i) const;
 

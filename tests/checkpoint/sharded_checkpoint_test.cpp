@@ -248,8 +248,11 @@ TEST_CASE("shards of two owners, or of none, cannot be saved", "[checkpoint][ran
     TORCH_CHECK(self.rank != 1, "no memory");
     return rows_of(self, torch::ones({1, 4}), 3);
   });
-  check("expected shards with a name, a dense tensor and a replica >= 0", [](const Rank& self) {
+  check("expected shards with a name, a tensor and a replica >= 0", [](const Rank& self) {
     return rows_of(self, self.rank == 0 ? at::Tensor() : torch::ones({1, 4}), 3);
+  });
+  check("expected tensors with a dense storage, got a Sparse one", [](const Rank& self) {
+    return rows_of(self, torch::ones({1, 4}).to_sparse(), 3);
   });
 }
 

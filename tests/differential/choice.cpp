@@ -194,9 +194,7 @@ void Program::set(const std::string& name, const std::string& label) {
   set(name, index_of(choice_of(name), label));
 }
 
-bool Program::matches(const std::string& pattern) const {
-  return Pattern(pattern).holds_in(*this);
-}
+bool Program::matches(const std::string& pattern) const { return Pattern(pattern).holds_in(*this); }
 
 std::vector<std::string> Program::taken() const {
   std::vector<std::string> result;
@@ -220,8 +218,7 @@ std::vector<std::string> Program::layers() const {
 
 std::string excluded(const Program& program) {
   for (const auto& [rule, reading] : read_rules()) {
-    if (rule->text.empty() && reading.holds_in(program))
-      return rule->first + " x " + rule->second;
+    if (rule->text.empty() && reading.holds_in(program)) return rule->first + " x " + rule->second;
   }
   for (const auto& [need, reading] : read_needs()) {
     if (reading.first_holds_in(program) && !reading.second_holds_in(program))

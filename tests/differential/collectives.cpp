@@ -155,7 +155,7 @@ class Collectives {
     const auto& self = run_.self;
     say("if (self.rank == 0 && fork() == 0) { alarm(2); auto t = values(1, {n}); try { "
         "all_reduce(t, c10d::ReduceOp::SUM, group); } catch (...) {} _exit(0); }");
-    say("barrier(group); for (int i = 0; i < 200; ++i) { auto t = values(self.rank, {n}); "
+    say("barrier(group); for (int i = 0; i < 16; ++i) { auto t = values(self.rank, {n}); "
         "all_reduce(t, c10d::ReduceOp::SUM, group); }");
     if (self.rank == 0) {
       const auto child = ::fork();
@@ -176,7 +176,7 @@ class Collectives {
           "a collective in a forked child did not throw there");
     }
     barrier(group_);
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 16; ++i) {
       auto t = own();
       all_reduce(t, c10d::ReduceOp::SUM, group_);
       check(t, sum());

@@ -166,8 +166,9 @@ double largest(const std::vector<Record>& records) {
   double result = 0;
   for (const auto& record : records) {
     for (const auto& [name, value] : record) {
-      if (value.defined() && value.numel() > 0)
-        result = std::max(result, value.abs().max().to(torch::kDouble).item<double>());
+      if (!value.defined() || value.numel() == 0) continue;
+      const double own = value.abs().max().to(torch::kDouble).item<double>();
+      result = std::isnan(own) ? std::numeric_limits<double>::infinity() : std::max(result, own);
     }
   }
   return result;

@@ -39,7 +39,7 @@ class Noise {
   uint64_t seed_;
 };
 
-/// By rank and name, how far a value may be from the reference: what three noises do to it,
+/// By rank and name, how far a value may be from the reference: what ten noises do to it,
 /// times 8. Infinite for what the reference does not know.
 std::vector<std::map<std::string, double>> bounds_of(
     const Program& program, const std::vector<Record>& expected);

@@ -255,6 +255,17 @@ TEST_CASE("orthogonalize makes columns orthonormal", "[power_sgd][pure]") {
   CHECK(torch::allclose(products, torch::eye(columns).expand_as(products), 0, 1e-5));
 }
 
+TEST_CASE("orthogonalize replaces columns that depend on others", "[power_sgd][pure]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kDouble);
+  const bool is_zero = GENERATE(false, true);
+  CAPTURE(is_zero);
+  const auto column = waves({3, 9, 1}, 0.7, 0).to(dtype);
+  const auto matrices = column * torch::tensor({is_zero ? 0.0 : 2.0, is_zero ? 0.0 : -0.3}, dtype);
+  ddp::orthogonalize(matrices, 0);
+  const auto products = matrices.transpose(1, 2).bmm(matrices);
+  CHECK(torch::allclose(products, torch::eye(2, dtype).expand_as(products), 0, 1e-5));
+}
+
 TEST_CASE("PowerSGD refuses options out of their range", "[power_sgd][errors][ranks]") {
   const auto error = [](const PowerSGDOptions& options) {
     return errors_of_ranks(1, [&](const Rank& self) { PowerSGD(options, self.group); })[0];

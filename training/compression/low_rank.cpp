@@ -1,25 +1,49 @@
 #include "low_rank.h"
 
+#include <limits>
+
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/where.h>
 
 namespace ddp {
 namespace {
 
+double rounding_of(at::ScalarType dtype) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "orthogonalize", [] {
+    return static_cast<double>(std::numeric_limits<scalar_t>::epsilon());
+  });
+}
+
+at::Tensor lengths_of(const at::Tensor& columns) {
+  return at::linalg_vector_norm(columns, 2, at::IntArrayRef{1}, /*keepdim=*/true);
+}
+
+/// Some column that does not depend on the first `i`, which are orthonormal.
+at::Tensor another_column(const at::Tensor& matrices, int64_t i) {
+  const auto first = matrices.narrow(2, 0, i);
+  const auto numbers = at::arange(1, matrices.size(1) + 1, matrices.options());
+  const auto column =
+      numbers.mul_(i + 1).cos_().view({1, -1, 1}).expand_as(matrices.narrow(2, i, 1));
+  return column - first.bmm(first.transpose(1, 2).bmm(column));
+}
+
+// Columns depend on each other where a gradient has a low rank, as that of one row or of an unused
+// layer. Of such a column only rounding is left, in any direction, and beside the others it would
+// count a part of the gradient twice. A column of zeros would stay one: a warm start takes it up.
 void gram_schmidt(const at::Tensor& matrices, double epsilon) {
   const auto columns = matrices.size(2);
+  const auto of_rounding = lengths_of(matrices) * (8 * rounding_of(matrices.scalar_type()));
   for (int64_t i = 0; i < columns; ++i) {
     const auto column = matrices.narrow(2, i, 1);
-    auto length = at::linalg_vector_norm(column, 2, at::IntArrayRef{1}, /*keepdim=*/true);
-    if (epsilon == 0) {
-      length.masked_fill_(length == 0, 1);  // the column is 0, and stays 0
-    } else {
-      length.add_(epsilon);
-    }
-    column.div_(length);
+    const auto is_dependent = lengths_of(column) <= of_rounding.narrow(2, i, 1);
+    column.copy_(at::where(is_dependent, another_column(matrices, i), column));
+    column.div_(lengths_of(column).add_(epsilon));
     if (i + 1 == columns) break;
     const auto rest = matrices.narrow(2, i + 1, columns - i - 1);
     rest.sub_((column * rest).sum(at::IntArrayRef{1}, /*keepdim=*/true) * column);

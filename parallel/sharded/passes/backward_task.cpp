@@ -61,6 +61,12 @@ void BackwardTask::watch_end() {
       [watch = std::make_shared<EndWatch>(model_.shared_from_this())] {
         watch->end(/*has_failed=*/false);
       });
+  // Before a node that saved a parameter as a shard finds the memory of the whole, which is freed.
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  for (const auto& unit : model_.units()) {
+    if (nodes && (!wanted || wanted->empty())) unit->refuse_shards_in(*nodes);
+  }
 }
 
 // Asks autograd which nodes it wants: with torch::autograd::grad() not ours.

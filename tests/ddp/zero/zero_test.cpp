@@ -540,6 +540,14 @@ TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][err
         model->step_in_backward(std::make_shared<SGD>(model->parameters(), sgd));
       }),
       ContainsText("expected gradients on every rank"));
+  for (const bool overlaps : {false, true}) {
+    CHECK_THAT(
+        error([&](Model& model, const Rank&) {
+          model->step_in_backward(
+              std::make_shared<Zero>(model, sgd, ZeroOptions().stage(1).overlap(overlaps)));
+        }),
+        ContainsText("Set overlap(true) there, which steps each bucket"));
+  }
   CHECK_THAT(
       error([&](Model& model, const Rank&) {
         Zero zero(model, sgd);
