@@ -1,6 +1,7 @@
 #include "differential/choice.h"
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -261,18 +262,50 @@ const std::vector<std::pair<std::string, std::string>>& pairs() {
   return all;
 }
 
+namespace {
+
+using Pair = std::pair<std::string, std::string>;
+
+/// All pairs in threes that stand together, so that a walk through it has met each.
+const std::vector<std::vector<const Pair*>>& threes() {
+  static const auto all = [] {
+    constexpr size_t kStride = 7'368'787;  // a prime, so that neighbours have little in common
+    constexpr size_t kAhead = 40;
+    std::deque<const Pair*> left;
+    for (size_t i = 0; i < pairs().size(); ++i)
+      left.push_back(&pairs()[i * kStride % pairs().size()]);
+    std::vector<std::vector<const Pair*>> result;
+    while (!left.empty()) {
+      Program program;
+      auto& three = result.emplace_back();
+      for (size_t at = 0; at < std::min(left.size(), kAhead) && three.size() < 3;) {
+        const auto& [first, second] = *left[at];
+        auto with = program;
+        try_to_add(with, first, {});
+        try_to_add(with, second, {});
+        if (with.matches(first) && with.matches(second)) {
+          program = with;
+          three.push_back(left[at]);
+          left.erase(left.begin() + static_cast<long>(at));
+        } else {
+          ++at;
+        }
+      }
+    }
+    return result;
+  }();
+  return all;
+}
+
+}  // namespace
+
 Program draw(uint64_t seed, const Fixed& fixed) {
   Program program(seed);
   for (const auto& [name, label] : fixed) program.set(name, label);
   Random random(mix(seed));
-  // First three pairs of a walk through all of them, whose stride has no divisor in common with
-  // their number.
-  const auto& all = pairs();
-  constexpr uint64_t kStride = 7'368'787;  // a prime
-  for (uint64_t i = 0; i < 3; ++i) {
-    const auto& [first, second] = all[(3 * seed + i) % all.size() * kStride % all.size()];
-    try_to_add(program, first, fixed);
-    try_to_add(program, second, fixed);
+  for (const auto* pair : threes()[seed % threes().size()]) {
+    try_to_add(program, pair->first, fixed);
+    try_to_add(program, pair->second, fixed);
   }
   // Of what every program has: each by its weight.
   for (const auto& choice : choices()) {
