@@ -90,6 +90,31 @@ function(ddp_read_torch_standard prefix result)
   endif()
 endfunction()
 
+# Why the compiler that LibTorch's package makes CMake try compiles nothing, or "": where that trial fails, the whole
+# configuration ends. It may refuse the C++ compiler, or lack its headers.
+function(ddp_nvcc_fault result)
+  set(compiler "${CUDAToolkit_NVCC_EXECUTABLE}")
+  foreach(chosen IN ITEMS "$ENV{CUDACXX}" "${CMAKE_CUDA_COMPILER}")
+    if(chosen)
+      set(compiler "${chosen}")
+    endif()
+  endforeach()
+  set(fault "")
+  if(NOT DDP_TRIED_NVCC STREQUAL "${compiler}")
+    set(source "${CMAKE_BINARY_DIR}/CMakeFiles/ddp_uses_nvcc.cu")
+    file(WRITE "${source}" "int main() { return 0; }\n")
+    execute_process(COMMAND "${compiler}" -c "${source}" -o "${source}.o"
+      RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(status EQUAL 0)
+      set(DDP_TRIED_NVCC "${compiler}" CACHE INTERNAL "The CUDA compiler that compiled a program")
+    else()
+      string(REGEX MATCH "[^\n]*(error|fatal|cannot|No such|nsupported)[^\n]*" why "${output}")
+      set(fault "${compiler} compiles no program (${why}): name another one by CUDACXX")
+    endif()
+  endif()
+  set(${result} "${fault}" PARENT_SCOPE)
+endfunction()
+
 # Why the CUDA variant of the LibTorch in `prefix` cannot be used here; "" when it can.
 # A macro, because find_package(CUDAToolkit) is wanted in the caller's scope.
 macro(ddp_why_no_cuda prefix result)
@@ -110,6 +135,8 @@ macro(ddp_why_no_cuda prefix result)
     elseif(NOT CUDAToolkit_VERSION_MAJOR EQUAL ddp_cuda_major)
       string(CONCAT ${result} "this LibTorch needs a CUDA toolkit ${ddp_cuda_major}, and "
         "${CUDAToolkit_VERSION} was found")
+    else()
+      ddp_nvcc_fault(${result})
     endif()
   endif()
 endmacro()
