@@ -386,6 +386,8 @@ const std::vector<Rule>& rules() {
       {"penalty=before|after", "rows=empty_rank", "", "reduction=!SampleWeighted"},
       // Without an output that has a graph, each forward takes one averaged pass.
       {"also_average=yes", "change=freeze", "", "passes=!retain_graph|two_forwards"},
+      {"nested=*", "buffers_of=each|each_after_construction"},  // the inner wrapper has rank 0's
+      {"mesh=tp3", "layer=tied|tied_member"},                   // a part of a third has its sizes
       {"units=no_root", "layer=tied"},     // outside of all units the library sees no call
       {"units=no_root", "layer=buffers"},  // which is in no unit
       {"sharding=ignored", "unused=*"},    // whose gradients the program averages, if there
@@ -581,9 +583,8 @@ const std::vector<Rule>& rules() {
       {"penalty=before|after", "training=fsdp", "to be used in forward of their unit",
        "sharding=ignored"},
       {"penalty=before|after", "sharding=ignored", "?to be used in forward of their unit"},
-      // LibTorch's text comes first where backward shows the whole parameters again.
-      {"penalty=inside", "sharding=kept", "?must match the size of tensor"},
-      {"penalty=inside", "units=!root", "?to be used in forward of their unit"},
+      {"penalty=inside", "units=!root", "?to be used in forward of their unit", "sharding=kept"},
+      {"penalty=inside", "units=no_root", "?to be used in forward of their unit"},
       {"layer=tied", "units=!root", "?Parameters of other units are this rank's shards there"},
       {"hook=*", "reduction=*", "expected reduction(Reduction::Mean)"},
       {"hook=*", "training=zero2|zero2_overlap", "a communication hook is registered already"},

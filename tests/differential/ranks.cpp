@@ -291,7 +291,8 @@ Outcome run_here(const Program& program, const std::string& trace) {
   std::vector<Record> expected;
   const auto invalid = problem_of([&] { expected = reference(program); });
   if (!invalid.empty()) return {"invalid", first_line(invalid)};
-  const bool is_half = program.is("hook", "fp16|fp16_wrapper");  // up to 65504
+  const bool is_half =  // up to 65504
+      program.is("hook", "fp16|fp16_wrapper") || program.is("precision", "half");
   if (largest(expected) > (is_half ? 1e4 : 1e6))
     return {"invalid", "values explode, and rounding errors with them"};
   std::optional<testing::TemporaryFolder> folder;

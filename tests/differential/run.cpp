@@ -274,8 +274,15 @@ void RankRun::run() {
     checkpointer =
         std::make_unique<Checkpointer>(path, CheckpointerOptions().process_group(world.group));
     training->add_to(*checkpointer);
-    trace.say(training->parts() + (scaler ? " checkpointer.add(\"scaler\", scaler);" : ""));
-    if (scaler) checkpointer->add("scaler", *scaler);
+    trace.say(training->parts());
+    if (scaler) {
+      // Ranks that train by themselves skip steps by themselves.
+      const bool is_own = program.is("training", "averager|diloco");
+      trace.say(
+          is_own ? "checkpointer.add_per_rank(\"scaler\", scaler);"
+                 : "checkpointer.add(\"scaler\", scaler);");
+      is_own ? checkpointer->add_per_rank("scaler", *scaler) : checkpointer->add("scaler", *scaler);
+    }
     if (schedule)
       trace.say("checkpointer.add(\"schedule\", *schedule);"),
           checkpointer->add("schedule", *schedule);

@@ -112,6 +112,23 @@ TEST_CASE("a GradScaler unscales the values of sparse gradients", "[pure]") {
   CHECK(torch::equal(parameter.grad().to_dense(), torch::tensor({{3.0F}, {0.0F}, {5.0F}, {0.0F}})));
 }
 
+TEST_CASE("a GradScaler unscales values that sparse gradients share once", "[pure]") {
+  const auto a = torch::ones({4, 1}, torch::requires_grad());
+  const auto b = torch::ones({4, 1}, torch::requires_grad());
+  torch::optim::SGD optimizer({a, b}, 1.0);
+  GradScaler scaler;
+  const auto indices = torch::tensor({0, 2}, torch::kLong);
+  const auto rows_of = [&](const at::Tensor& table) {
+    return torch::embedding(table, indices, -1, false, /*sparse=*/true);
+  };
+  scaler.scale((rows_of(a) + rows_of(b)).sum()).backward();
+  REQUIRE(a.grad()._values().data_ptr() == b.grad()._values().data_ptr());
+  scaler.unscale_(optimizer);
+  const auto expected = torch::tensor({{1.0F}, {0.0F}, {1.0F}, {0.0F}});
+  CHECK(torch::equal(a.grad().to_dense(), expected));
+  CHECK(torch::equal(b.grad().to_dense(), expected));
+}
+
 TEST_CASE("ranks of found_inf_groups skip a step together", "[ranks]") {
   const auto results = ddp::testing::run_ranks<at::Tensor>(3, [](const auto& self) {
     GradScaler scaler(GradScalerOptions().init_scale(8).found_inf_groups({self.group}));

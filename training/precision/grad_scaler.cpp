@@ -95,6 +95,7 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer, bool allow
     }
     return gradients;
   }
+  std::set<const void*> values_seen;
   const auto& groups = optimizer.param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     const auto& parameters = groups[group].params();
@@ -104,7 +105,11 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer, bool allow
       DDP_CHECK_VALUE(
           allow_half || gradient.scalar_type() != at::kHalf, kHalfGradients, "parameter ", i,
           " in group ", group, kHalfRemedy);
-      if (gradient.is_sparse()) gradient = gradient._values();
+      if (gradient.is_sparse()) {
+        gradient = gradient._values();
+        // Tables whose rows are added get one gradient, and autograd lets them share its values.
+        if (!values_seen.insert(gradient.const_data_ptr()).second && gradient.numel() > 0) continue;
+      }
       gradients[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
     }
   }

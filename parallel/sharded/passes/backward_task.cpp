@@ -93,18 +93,16 @@ BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass)
 void BackwardTask::begin_walk(const std::shared_ptr<ForwardPass>& pass) {
   Walk walk{pass, {}, 0, kNever};
   const auto& order = pass->order;
-  std::vector<size_t> kept;
   for (const auto use : order.backward()) {
     const auto index = order.use(use).unit;
     auto& unit = model_.unit(index);
     if (model_.keeps_whole(unit, *pass)) {
       unit.needed_since = order.first_entry(index);
-      const bool is_there =
-          unit.is_whole() || std::find(kept.begin(), kept.end(), index) != kept.end();
-      kept.push_back(index);
-      if (is_there) continue;
+      // At once: after its own forward, forward of the root may have used its parameters, too.
+      unit.make_whole();
+    } else {
+      walk.gathers.push_back(use);
     }
-    walk.gathers.push_back(use);
   }
   walks_.push_back(std::move(walk));
   order_ = reduction_order();
