@@ -461,6 +461,7 @@ const std::vector<Rule>& rules() {
       {"change=checked|rebound", "buffers_of=each|each_after_construction"},  // replicas differ
       {"join=optimizers", "resumed_as=zero1"},
       {"unused=by_step", "steps=1"},
+      {"unused=by_step", "change=freeze"},
       {"join=*", "unused=*", "", "graph=find_unused|static"},
       {"join=*", "collective=*"},
       {"join=*", "drawing=*"},

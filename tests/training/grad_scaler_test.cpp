@@ -121,7 +121,7 @@ TEST_CASE("a GradScaler unscales values that sparse gradients share once", "[pur
   const auto rows_of = [&](const at::Tensor& table) {
     return torch::embedding(table, indices, -1, false, /*sparse=*/true);
   };
-  scaler.scale((rows_of(a) + rows_of(b)).sum()).backward();
+  scaler.scale(((rows_of(a) + rows_of(b)) * torch::ones({2, 1})).sum()).backward();
   REQUIRE(a.grad()._values().data_ptr() == b.grad()._values().data_ptr());
   scaler.unscale_(optimizer);
   const auto expected = torch::tensor({{1.0F}, {0.0F}, {1.0F}, {0.0F}});
