@@ -639,6 +639,8 @@ const std::vector<Rule>& rules() {
        "MixedPrecision: expected dense gradients"},
       {"layer=sync_batch_norm", "join=default|by_active|optimizers",
        "expected a join that ends as soon as", "ranks=1"},
+      {"layer=sync_batch_norm", "join=default|by_active|optimizers",
+       "?expected a join that ends as soon as", "reload=!more_ranks"},
   };
   return all;
 }
