@@ -8,20 +8,16 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/completed_work.h"
+#include "work/uniform.h"
 
 namespace ddp::backends {
 
 /// What backends without connections share: they complete every call before it returns, so nothing
 /// can time out or be aborted.
-class LocalBackend : public c10d::Backend {
+class LocalBackend : public Uniform<c10d::Backend> {
  public:
-  using Tensors = std::vector<at::Tensor>;
-  using TensorLists = std::vector<Tensors>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using OpType = c10d::OpType;
-
   LocalBackend(int rank, int size, const std::string& name, std::chrono::milliseconds timeout)
-      : c10d::Backend(rank, size), options_(c10::make_intrusive<Options>(name, timeout)) {}
+      : Uniform(rank, size), options_(c10::make_intrusive<Options>(name, timeout)) {}
 
   const std::string getBackendName() const override { return options_->backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -31,10 +27,6 @@ class LocalBackend : public c10d::Backend {
   void shutdown() override {}
   void abort() override {}
 
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& /*o*/) override {
-    return done(OpType::BROADCAST, t);
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& /*o*/) override { return done(OpType::BARRIER, {}); }
   void monitoredBarrier(const c10d::BarrierOptions& /*o*/, bool /*wait_all_ranks*/) override {}
 
  protected:

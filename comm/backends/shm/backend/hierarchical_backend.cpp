@@ -40,39 +40,32 @@ void HierarchicalBackend::shutdown() {
 
 void HierarchicalBackend::abort() { pipeline_->fail(kGroupAborted); }
 
-HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce(
-    Tensors& tensors, const c10d::AllreduceOptions& options) {
-  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
-      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return FallbackBackend::allreduce(tensors, options);
-  }
-  return start(Kind::kAllReduce, tensors[0], options);
-}
-
-HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  if (tensors.empty() || !are_plain(tensors) ||
-      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return FallbackBackend::allreduce_coalesced(tensors, options);
-  }
+HierarchicalBackend::WorkPtr HierarchicalBackend::run(Collective c) {
+  if (c.kind == Kind::kBarrier) return run_barrier(c);
+  const bool is_ours =
+      c.kind == Kind::kAllReduce && are_plain(c.in) && can_reduce(c.in[0].scalar_type(), c.op);
+  if (!is_ours) return FallbackBackend::run(std::move(c));
+  c10d::AllreduceOptions options;
+  options.reduceOp = c.op;
+  options.timeout = c.timeout;
   std::vector<WorkPtr> works;
-  for (const auto& tensor : tensors) works.push_back(start(Kind::kAllReduce, tensor, options));
-  return combine_works(std::move(works), tensors);
+  for (const auto& tensor : c.in) works.push_back(start(Kind::kAllReduce, tensor, options));
+  return works.size() == 1 ? works[0] : combine_works(std::move(works), std::move(c.results));
 }
 
 // An all-reduce of one element. It completes after the operations before it, whose works may still
 // be about to complete, and after the calls that Gloo carries.
-HierarchicalBackend::WorkPtr HierarchicalBackend::barrier(const c10d::BarrierOptions& options) {
+HierarchicalBackend::WorkPtr HierarchicalBackend::run_barrier(const Collective& c) {
   WorkPtr before;
   {
     const std::lock_guard lock(latest_mutex_);
     before = latest_.lock();
   }
   c10d::AllreduceOptions as_sum;
-  as_sum.timeout = options.timeout;
+  as_sum.timeout = c.timeout;
   std::vector<WorkPtr> parts{start(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum)};
   try {
-    parts.push_back(FallbackBackend::barrier(options));
+    parts.push_back(FallbackBackend::run(c));
   } catch (const std::exception&) {
     pipeline_->check();  // throws the reason why Gloo's connections are closed
     throw;

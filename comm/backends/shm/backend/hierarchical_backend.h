@@ -33,12 +33,9 @@ class HierarchicalBackend : public FallbackBackend {
   void shutdown() override;
   void abort() override;
 
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  WorkPtr allreduce_coalesced(
-      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
-  WorkPtr barrier(const c10d::BarrierOptions& options) override;
-
  private:
+  WorkPtr run(Collective c) override;
+  WorkPtr run_barrier(const Collective& c);
   at::Tensor shared_or_abort(Kind kind, const Tensor& tensor);
   WorkPtr start(Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options);
 

@@ -18,14 +18,13 @@
 
 namespace ddp::backends::shm {
 
-using c10d::OpType;
-
 namespace {
 
-std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists) {
-  std::vector<at::Tensor> all;
-  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
-  return all;
+/// Whether all tensors are plain, and of the first one's dtype.
+bool are_plain(const Collective& c) {
+  auto all = c.in;
+  all.insert(all.end(), c.out.begin(), c.out.end());
+  return shm::are_plain(all);
 }
 
 /// Copies tensors of one size to the arena, one after the other.
@@ -89,344 +88,202 @@ ShmBackend::WorkPtr ShmBackend::abort_on_error(
 // The engine also announces collectives that Gloo carries, before Gloo starts them, so that ranks
 // that call something else see the mismatch at once. Gloo numbers collectives by each rank's calls,
 // so it is unusable after a mismatch: the call that this rank has started there would time out.
-ShmBackend::WorkPtr ShmBackend::fall_back(
-    const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo) {
+ShmBackend::WorkPtr ShmBackend::fall_back(Collective c) {
   Call call;
-  call.timeout = given.timeout;
-  call.descriptor.kind = given.kind;
+  call.timeout = c.timeout;
+  call.descriptor.kind = c.kind;
   call.descriptor.carrier = Carrier::kGloo;
-  if (!given.tensors.empty()) {
-    call.descriptor.dtype = static_cast<int32_t>(given.tensors[0].scalar_type());
+  const auto& described = c.in.empty() ? c.out : c.in;
+  if (!described.empty()) {
+    call.descriptor.dtype = static_cast<int32_t>(described[0].scalar_type());
   }
-  auto announced = start(std::move(call), given.type, "shm:announced", {});
+  auto announced = start(std::move(call), c.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
-  const auto work = abort_on_error("a collective through Gloo", start_gloo);
+  auto results = c.results;
+  const auto work = abort_on_error(
+      "a collective through Gloo", [&] { return FallbackBackend::run(std::move(c)); });
   announced->getFuture()->addCallback(
       [gloo = shared_gloo()](c10::ivalue::Future& announced_by_all) {
         if (!announced_by_all.hasError()) return;
         if (text_of(announced_by_all.exception_ptr()) != kGroupDestroyed) gloo->abort();
       });
-  return combine_works({announced, work}, given.results);
+  return combine_works({announced, work}, std::move(results));
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
-      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
-      return FallbackBackend::allreduce(tensors, options);
-    });
+void ShmBackend::refused(Kind kind, const std::exception& error) {
+  engine_->fail(why_not_started(to_text(kind), rank_, size_, error));
+}
+
+ShmBackend::WorkPtr ShmBackend::run(Collective c) {
+  if (c.kind == Kind::kBarrier) return run_barrier(c);
+  const bool reduces =
+      c.kind == Kind::kAllReduce || c.kind == Kind::kReduce || c.kind == Kind::kReduceScatter;
+  const bool is_ours = are_plain(c) && (!reduces || can_reduce(c.out[0].scalar_type(), c.op));
+  if (!is_ours) return fall_back(std::move(c));
+  return abort_on_error(to_text(c.kind), [&] { return run_in_memory(c); });
+}
+
+ShmBackend::WorkPtr ShmBackend::run_in_memory(const Collective& c) {
+  switch (c.kind) {
+    case Kind::kAllReduce:
+      return all_reduce(c);
+    case Kind::kBroadcast:
+      return broadcast_from_root(c);
+    case Kind::kReduce:
+      return reduce_to_root(c);
+    case Kind::kAllGather:
+      return gather_all(c);
+    case Kind::kGather:
+      return gather_to_root(c);
+    case Kind::kScatter:
+      return scatter_from_root(c);
+    case Kind::kReduceScatter:
+      return reduce_parts(c);
+    default:
+      return exchange(c);
   }
-  return reduce_all(tensors, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  if (tensors.empty() || !are_plain(tensors) ||
-      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
-      return FallbackBackend::allreduce_coalesced(tensors, options);
-    });
-  }
-  return reduce_all(tensors, options);
+ShmBackend::WorkPtr ShmBackend::start(Call call, const Collective& c, const char* title) {
+  call.timeout = c.timeout;
+  if (c.root >= 0) call.descriptor.root = c.root;
+  return start(std::move(call), c.type, title, c.results);
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_all(
-    const Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return abort_on_error("all_reduce", [&] {
-    const auto shared = std::make_shared<SharedTensors>(tensors, *arena_, rank_, size_);
-    Call call;
-    call.timeout = options.timeout;
-    call.memory = shared;
-    call.descriptor = shared->descriptor();
-    call.descriptor.reduction = options.reduceOp.op_;
-    call.reduce_step = [shared, type = tensors[0].scalar_type(),
-                        op = options.reduceOp](const auto& buffers) {
-      shared->for_each_part_of_own_share(buffers, [&](const SharedTensors::Part& part) {
-        reduce_elements(type, op, as_sources(part.places), part.places, part.begin, part.end);
-      });
-    };
-    call.copy_out = [shared] { shared->copy_out(); };
-    return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", tensors);
-  });
-}
-
-ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const auto root = static_cast<int>(options.rootRank);
-  if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_) {
-    return fall_back({Kind::kBroadcast, OpType::BROADCAST, tensors, tensors, options.timeout}, [&] {
-      return FallbackBackend::broadcast(tensors, options);
-    });
-  }
-  return abort_on_error("broadcast", [&] { return broadcast_from(root, tensors[0], options); });
-}
-
-ShmBackend::WorkPtr ShmBackend::broadcast_from(
-    int root, const Tensor& tensor, const c10d::BroadcastOptions& options) {
+ShmBackend::WorkPtr ShmBackend::all_reduce(const Collective& c) {
+  const auto shared = std::make_shared<SharedTensors>(c.in, *arena_, rank_, size_);
   Call call;
-  call.timeout = options.timeout;
+  call.memory = shared;
+  call.descriptor = shared->descriptor();
+  call.descriptor.reduction = c.op.op_;
+  call.reduce_step = [shared, type = c.in[0].scalar_type(), op = c.op](const auto& buffers) {
+    shared->for_each_part_of_own_share(buffers, [&](const SharedTensors::Part& part) {
+      reduce_elements(type, op, as_sources(part.places), part.places, part.begin, part.end);
+    });
+  };
+  call.copy_out = [shared] { shared->copy_out(); };
+  return start(std::move(call), c, "shm:all_reduce");
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast_from_root(const Collective& c) {
+  Call call;
+  const auto& tensor = c.in[0];
   // No rank reads the memory of a rank that receives, so its tensor need not be shared.
-  const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
-  if (root == rank_) call.keep(memory);
+  const auto memory = c.root == rank_ ? shared(tensor, *arena_) : tensor;
+  if (c.root == rank_) call.keep(memory);
   call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
-  call.descriptor.root = root;
-  if (root != rank_) {
-    call.reduce_step = [tensor, root](const auto& buffers) {
+  if (c.root != rank_) {
+    call.reduce_step = [tensor, root = c.root](const auto& buffers) {
       assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
     };
   }
-  return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
-}
-
-ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const auto root = static_cast<int>(options.rootRank);
-  if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_ ||
-      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return fall_back({Kind::kReduce, OpType::REDUCE, tensors, tensors, options.timeout}, [&] {
-      return FallbackBackend::reduce(tensors, options);
-    });
-  }
-  return abort_on_error("reduce", [&] { return reduce_to(root, tensors[0], options); });
+  return start(std::move(call), c, "shm:broadcast");
 }
 
 // Each rank reduces its share into the root's memory.
-ShmBackend::WorkPtr ShmBackend::reduce_to(
-    int root, const Tensor& tensor, const c10d::ReduceOptions& options) {
+ShmBackend::WorkPtr ShmBackend::reduce_to_root(const Collective& c) {
+  const auto& tensor = c.in[0];
   const auto memory = shared(tensor, *arena_);
   Call call;
-  call.timeout = options.timeout;
   call.keep(memory);
   call.descriptor = describe(Kind::kReduce, memory, *arena_);
-  call.descriptor.root = root;
-  call.descriptor.reduction = options.reduceOp.op_;
+  call.descriptor.reduction = c.op.op_;
   const auto numel = static_cast<size_t>(memory.numel());
-  call.reduce_step = [=, type = memory.scalar_type(), op = options.reduceOp,
+  call.reduce_step = [root = c.root, type = memory.scalar_type(), op = c.op,
                       begin = share_begin(numel, rank_, size_),
                       end = share_begin(numel, rank_ + 1, size_)](const auto& buffers) {
     reduce_elements(
         type, op, as_sources(buffers), {buffers[static_cast<size_t>(root)]}, begin, end);
   };
-  if (root == rank_) call.copy_out = [tensor, memory] { assign(tensor, memory); };
-  return start(std::move(call), OpType::REDUCE, "shm:reduce", {tensor});
+  if (c.root == rank_) call.copy_out = [tensor, memory] { assign(tensor, memory); };
+  return start(std::move(call), c, "shm:reduce");
 }
 
-ShmBackend::WorkPtr ShmBackend::gather(
-    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  const auto root = static_cast<int>(options.rootRank);
-  const bool has_outputs = outputs.size() == 1 && inputs.size() == 1 &&
-                           outputs[0].size() == static_cast<size_t>(size_) &&
-                           are_like(outputs[0], inputs[0]);
-  const bool ours = inputs.size() == 1 && is_plain(inputs[0]) && root >= 0 && root < size_ &&
-                    (root == rank_ ? has_outputs : outputs.empty());
-  if (!ours) {
-    return fall_back(
-        {Kind::kGather, OpType::GATHER, inputs, joined(outputs), options.timeout},
-        [&] { return FallbackBackend::gather(outputs, inputs, options); });
-  }
-  return abort_on_error(
-      "gather", [&] { return gather_to(root, joined(outputs), inputs[0], options); });
-}
-
-ShmBackend::WorkPtr ShmBackend::gather_to(
-    int root, Tensors outputs, const Tensor& input, const c10d::GatherOptions& options) {
+ShmBackend::WorkPtr ShmBackend::gather_to_root(const Collective& c) {
+  const auto& input = c.in[0];
   // No rank reads the memory of the root.
-  const auto memory = root == rank_ ? input : shared(input, *arena_);
+  const auto memory = c.root == rank_ ? input : shared(input, *arena_);
   Call call;
-  call.timeout = options.timeout;
-  if (root != rank_) call.keep(memory);
+  if (c.root != rank_) call.keep(memory);
   call.descriptor = describe(Kind::kGather, memory, *arena_);
-  call.descriptor.root = root;
-  call.reduce_step = [outputs, input, root](const auto& buffers) {
+  call.reduce_step = [outputs = c.out, input, root = c.root](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       const bool own = static_cast<int>(rank) == root;
       assign(outputs[rank], own ? input : at_buffer(buffers[rank], input));
     }
   };
-  return start(std::move(call), OpType::GATHER, "shm:gather", std::move(outputs));
+  return start(std::move(call), c, "shm:gather");
 }
 
-ShmBackend::WorkPtr ShmBackend::scatter(
-    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  const auto root = static_cast<int>(options.rootRank);
-  const bool has_inputs = inputs.size() == 1 && outputs.size() == 1 &&
-                          inputs[0].size() == static_cast<size_t>(size_) &&
-                          are_like(inputs[0], outputs[0]);
-  const bool ours = outputs.size() == 1 && is_plain(outputs[0]) && root >= 0 && root < size_ &&
-                    (root == rank_ ? has_inputs : inputs.empty());
-  if (!ours) {
-    return fall_back({Kind::kScatter, OpType::SCATTER, outputs, outputs, options.timeout}, [&] {
-      return FallbackBackend::scatter(outputs, inputs, options);
-    });
-  }
-  return abort_on_error(
-      "scatter", [&] { return scatter_from(root, outputs[0], joined(inputs), options); });
-}
-
-ShmBackend::WorkPtr ShmBackend::scatter_from(
-    int root, const Tensor& output, const Tensors& inputs, const c10d::ScatterOptions& options) {
+ShmBackend::WorkPtr ShmBackend::scatter_from_root(const Collective& c) {
   Call call;
-  call.timeout = options.timeout;
+  const auto& output = c.out[0];
   auto memory = output;  // of the root: what it sends to each rank
-  if (root == rank_) {
-    memory = joined_in_arena(inputs, *arena_);
+  if (c.root == rank_) {
+    memory = joined_in_arena(c.in, *arena_);
     call.keep(memory);
   }
   call.descriptor = describe(Kind::kScatter, memory, *arena_);
-  call.descriptor.root = root;
   call.descriptor.numel = static_cast<uint64_t>(output.numel());
-  call.reduce_step = [output, root, offset = rank_ * output.nbytes()](const auto& buffers) {
+  call.reduce_step = [output, root = c.root,
+                      offset = rank_ * output.nbytes()](const auto& buffers) {
     assign(output, at_buffer(buffers[static_cast<size_t>(root)] + offset, output));
   };
-  return start(std::move(call), OpType::SCATTER, "shm:scatter", {output});
+  return start(std::move(call), c, "shm:scatter");
 }
 
-ShmBackend::WorkPtr ShmBackend::gather_into(
-    Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout) {
-  const auto memory = shared(input, *arena_);
+ShmBackend::WorkPtr ShmBackend::gather_all(const Collective& c) {
+  const auto memory = shared(c.in[0], *arena_);
   Call call;
-  call.timeout = timeout;
   call.keep(memory);
   call.descriptor = describe(Kind::kAllGather, memory, *arena_);
-  call.reduce_step = [outputs, memory](const auto& buffers) {
+  call.reduce_step = [outputs = c.out, memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       assign(outputs[rank], at_buffer(buffers[rank], memory));
     }
   };
-  return start(std::move(call), OpType::ALLGATHER, "shm:all_gather", std::move(outputs));
+  return start(std::move(call), c, "shm:all_gather");
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather(
-    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  const bool ours = inputs.size() == 1 && outputs.size() == 1 && is_plain(inputs[0]) &&
-                    outputs[0].size() == static_cast<size_t>(size_) &&
-                    are_like(outputs[0], inputs[0]);
-  if (!ours) {
-    return fall_back(
-        {Kind::kAllGather, OpType::ALLGATHER, inputs, joined(outputs), options.timeout},
-        [&] { return FallbackBackend::allgather(outputs, inputs, options); });
-  }
-  return abort_on_error(
-      "all_gather", [&] { return gather_into(outputs[0], inputs[0], options.timeout); });
-}
-
-ShmBackend::WorkPtr ShmBackend::DDP_ALL_GATHER_SINGLE(
-    Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
-  const bool ours = is_plain(input) && is_plain(output) &&
-                    output.scalar_type() == input.scalar_type() &&
-                    output.numel() == input.numel() * size_;
-  if (!ours) {
-    return fall_back(
-        {Kind::kAllGather, OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout},
-        [&] { return FallbackBackend::DDP_ALL_GATHER_SINGLE(output, input, options); });
-  }
-  return abort_on_error("all_gather", [&] {
-    // Checked here, because if only this rank's output is wrong, Gloo would wait for the others.
-    DDP_CHECK_VALUE(
-        output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
-        output.strides(), " on rank ", rank_, ".");
-    const auto all = flat(output);
-    Tensors parts;
-    for (int rank = 0; rank < size_; ++rank) {
-      parts.push_back(all.narrow(0, rank * input.numel(), input.numel()));
-    }
-    return gather_into(std::move(parts), input, options.timeout);
-  });
-}
-
-ShmBackend::WorkPtr ShmBackend::reduce_into(
-    const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
+ShmBackend::WorkPtr ShmBackend::reduce_parts(const Collective& c) {
+  const auto& output = c.out[0];
+  const auto memory =
+      c.whole_in.defined() ? shared(c.whole_in, *arena_) : joined_in_arena(c.in, *arena_);
   Call call;
-  call.timeout = options.timeout;
   call.keep(memory);
   call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
-  call.descriptor.reduction = options.reduceOp.op_;
+  call.descriptor.reduction = c.op.op_;
   const auto result =
       output.is_contiguous() ? output : at::empty_like(output, at::MemoryFormat::Contiguous);
   const auto numel = static_cast<size_t>(output.numel());
   const size_t begin = numel * static_cast<size_t>(rank_);
-  call.reduce_step = [=, op = options.reduceOp](const auto& buffers) {
+  call.reduce_step = [=, op = c.op](const auto& buffers) {
     // reduce_elements() writes to the indices that it reads, which begin at this rank's share.
     auto* whole = bytes_of(result) - begin * result.element_size();
     reduce_elements(result.scalar_type(), op, as_sources(buffers), {whole}, begin, begin + numel);
   };
   call.copy_out = [output, result] { assign(output, result); };
-  return start(std::move(call), OpType::REDUCE_SCATTER, "shm:reduce_scatter", {output});
+  return start(std::move(call), c, "shm:reduce_scatter");
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_scatter(
-    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
-  const bool ours = outputs.size() == 1 && inputs.size() == 1 && is_plain(outputs[0]) &&
-                    inputs[0].size() == static_cast<size_t>(size_) &&
-                    are_like(inputs[0], outputs[0]) &&
-                    can_reduce(outputs[0].scalar_type(), options.reduceOp);
-  if (!ours) {
-    return fall_back(
-        {Kind::kReduceScatter, OpType::REDUCE_SCATTER, outputs, outputs, options.timeout},
-        [&] { return FallbackBackend::reduce_scatter(outputs, inputs, options); });
-  }
-  return abort_on_error("reduce_scatter", [&] {
-    return reduce_into(outputs[0], joined_in_arena(inputs[0], *arena_), options);
-  });
+ShmBackend::WorkPtr ShmBackend::exchange(const Collective& c) {
+  const auto exchanged = std::make_shared<ExchangedTensors>(c.out, c.in, *arena_, rank_);
+  Call call;
+  call.memory = exchanged;
+  call.descriptor = exchanged->descriptor();
+  call.check_agreement = [exchanged](const auto& buffers) {
+    return exchanged->compare_tables(buffers);
+  };
+  call.reduce_step = [exchanged](const auto& buffers) { exchanged->exchange(buffers); };
+  call.copy_out = [exchanged] { exchanged->copy_out(); };
+  return start(std::move(call), c, "shm:all_to_all");
 }
 
-ShmBackend::WorkPtr ShmBackend::DDP_REDUCE_SCATTER_SINGLE(
-    Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
-  const bool ours =
-      is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
-      input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
-  if (!ours) {
-    return fall_back(
-        {Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, {output}, {output}, options.timeout},
-        [&] { return FallbackBackend::DDP_REDUCE_SCATTER_SINGLE(output, input, options); });
-  }
-  return abort_on_error(
-      "reduce_scatter", [&] { return reduce_into(output, shared(input, *arena_), options); });
-}
-
-ShmBackend::WorkPtr ShmBackend::exchange(
-    Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout) {
-  return abort_on_error("all_to_all", [&] {
-    const auto exchanged =
-        std::make_shared<ExchangedTensors>(std::move(outputs), inputs, *arena_, rank_);
-    Call call;
-    call.timeout = timeout;
-    call.memory = exchanged;
-    call.descriptor = exchanged->descriptor();
-    call.check_agreement = [exchanged](const auto& buffers) {
-      return exchanged->compare_tables(buffers);
-    };
-    call.reduce_step = [exchanged](const auto& buffers) { exchanged->exchange(buffers); };
-    call.copy_out = [exchanged] { exchanged->copy_out(); };
-    return start(std::move(call), OpType::ALLTOALL, "shm:all_to_all", std::move(results));
-  });
-}
-
-ShmBackend::WorkPtr ShmBackend::DDP_ALL_TO_ALL_SINGLE(
-    Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  auto to = parts_of(output, output_splits, size_);
-  const auto from = parts_of(input, input_splits, size_);
-  const bool ours = !to.empty() && !from.empty() && input.scalar_type() == output.scalar_type();
-  if (!ours) {  // Gloo reports why
-    return fall_back(
-        {Kind::kAllToAll, OpType::ALLTOALL_BASE, {input}, {output}, options.timeout}, [&] {
-          return FallbackBackend::DDP_ALL_TO_ALL_SINGLE(
-              output, input, output_splits, input_splits, options);
-        });
-  }
-  return exchange(std::move(to), from, {output}, options.timeout);
-}
-
-ShmBackend::WorkPtr ShmBackend::alltoall(
-    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  const auto ranks = static_cast<size_t>(size_);
-  const bool ours = outputs.size() == ranks && inputs.size() == ranks && are_plain(inputs) &&
-                    are_plain(outputs) && inputs[0].scalar_type() == outputs[0].scalar_type();
-  if (!ours) {
-    return fall_back({Kind::kAllToAll, OpType::ALLTOALL, inputs, outputs, options.timeout}, [&] {
-      return FallbackBackend::alltoall(outputs, inputs, options);
-    });
-  }
-  return exchange(outputs, inputs, outputs, options.timeout);
+// Completes after the calls that Gloo carries, too, as Gloo's own barrier does.
+ShmBackend::WorkPtr ShmBackend::run_barrier(const Collective& c) {
+  auto barrier = start(Call(), c, "shm:barrier");
+  if (!reset_used_gloo()) return barrier;
+  return combine_works({barrier, FallbackBackend::run(c)});
 }
 
 void ShmBackend::check_peer(const char* call, int rank) const {
@@ -450,15 +307,6 @@ ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int src, int tag) {
 ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
   return MessageWork::receive(engine_, tensors[0], Message::kAny, tag);
-}
-
-// Completes after the calls that Gloo carries, too, as Gloo's own barrier does.
-ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  Call call;
-  call.timeout = options.timeout;
-  auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
-  if (!reset_used_gloo()) return barrier;
-  return combine_works({barrier, FallbackBackend::barrier(options)});
 }
 
 }  // namespace ddp::backends::shm

@@ -1,0 +1,89 @@
+// A collective as one rank calls it, in one form for all of c10d's methods.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "calls/collective_call.h"
+
+namespace ddp {
+
+/// One call, normalised:
+///
+/// | kind | `in` | `out` |
+/// |---|---|---|
+/// | all_reduce, broadcast, reduce | the tensors | the same |
+/// | all_gather | one tensor | one of each rank |
+/// | gather | one tensor | at the root one of each rank, elsewhere none |
+/// | scatter | at the root one for each rank, elsewhere none | one tensor |
+/// | reduce_scatter | one for each rank | one tensor |
+/// | all_to_all | one for each rank | one of each rank |
+/// | barrier | none | none |
+///
+/// Counts fit the group, and the tensors of a call have one dtype. The tensors of all kinds but
+/// all_to_all have one number of elements for each rank.
+struct Collective {
+  using Tensors = std::vector<at::Tensor>;
+
+  CollectiveKind kind;
+  c10d::OpType type;
+  std::chrono::milliseconds timeout;
+  Tensors in = {}, out = {};
+  /// The tensor whose parts `in` or `out` are, where the caller gave one; contiguous.
+  at::Tensor whole_in = {}, whole_out = {};
+  Tensors results = {};  ///< the caller's tensors that get values
+  c10d::ReduceOp op = c10d::ReduceOp::SUM;
+  int root = -1;  ///< a rank of the group; -1: has none
+};
+
+/// What c10d's methods are given, as a Collective.
+///
+/// \throws c10::ValueError  where tensors do not fit the group, or each other.
+class CollectiveForms {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+  using Splits = std::vector<int64_t>;
+  using OpType = c10d::OpType;
+
+  CollectiveForms(int rank, int size) : rank_(rank), size_(size) {}
+
+  Collective all_reduce(OpType type, const Tensors& t, const c10d::AllreduceOptions& o) const;
+  Collective broadcast(const Tensors& t, const c10d::BroadcastOptions& o) const;
+  Collective reduce(const Tensors& t, const c10d::ReduceOptions& o) const;
+  Collective all_gather(
+      const TensorLists& to, const Tensors& from, const c10d::AllgatherOptions& o) const;
+  Collective all_gather(
+      const at::Tensor& to, const at::Tensor& from, const c10d::AllgatherOptions& o) const;
+  Collective gather(const TensorLists& to, const Tensors& from, const c10d::GatherOptions& o) const;
+  Collective scatter(
+      const Tensors& to, const TensorLists& from, const c10d::ScatterOptions& o) const;
+  Collective reduce_scatter(
+      const Tensors& to, const TensorLists& from, const c10d::ReduceScatterOptions& o) const;
+  Collective reduce_scatter(
+      const at::Tensor& to, const at::Tensor& from, const c10d::ReduceScatterOptions& o) const;
+  Collective all_to_all(
+      const Tensors& to, const Tensors& from, const c10d::AllToAllOptions& o) const;
+  Collective all_to_all(
+      const at::Tensor& to, const at::Tensor& from, const Splits& to_splits,
+      const Splits& from_splits, const c10d::AllToAllOptions& o) const;
+
+ private:
+  void check_one(const char* call, const Tensors& tensors) const;
+  void check_root(const char* call, int64_t root) const;
+  /// Of one list of a tensor for each rank.
+  const Tensors& each(const char* call, const TensorLists& lists) const;
+  void check_alike(
+      const char* call, const Tensors& parts, const at::Tensor& like, int64_t numel) const;
+  Tensors parts(const char* call, const at::Tensor& whole, const Splits& splits) const;
+  void check_count(const char* call, const Tensors& tensors) const;
+  void check_lists_of(const char* call, bool is_root, size_t lists) const;
+
+  const int rank_, size_;
+};
+
+}  // namespace ddp
