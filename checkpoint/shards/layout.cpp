@@ -70,8 +70,8 @@ std::vector<ShardLayout> shard_layouts_of(
         "Checkpointer: expected tensors with a dense storage, got a ", local.layout(),
         local.is_quantized() ? " quantized" : "", " one under \"", shard.name, "\" in part \"",
         part,
-        "\". Sparse gradients make the state of an optimizer sparse: leave momentum out, or sparse "
-        "gradients.");
+        "\". Correct the callback; sparse gradients make the state of an optimizer sparse: leave "
+        "out momentum, or them.");
     DDP_CHECK_VALUE(
         is_within(shard), "Checkpointer::add_sharded: expected the shard of \"", shard.name,
         "\" in part \"", part, "\" to lie within ", c10::IntArrayRef(shard.sizes), ", got ",

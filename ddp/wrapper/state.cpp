@@ -70,12 +70,14 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward({outputs, outputs_complete, terms().known()});
+      // A loss of tensors of also_average() alone does not go through the outputs.
+      reducer_->prepare_for_backward(
+          {outputs, outputs_complete && !is_for_outside(), terms().known()});
       break;
   }
   // After the reducer's hooks: the hooks of the program run after these, and may throw.
-  // A loss of tensors of also_average() alone does not go through the outputs.
-  terms().end_forward(outputs, outputs_complete && !is_for_outside());
+  const bool may_pass_by = is_for_outside() && owner_.is_training();
+  terms().end_forward(outputs, outputs_complete && !may_pass_by);
 }
 
 void State::forward_failed() noexcept {

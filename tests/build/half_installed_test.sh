@@ -34,7 +34,7 @@ END
   fail "expected a configuration without MPI"
 grep -q "why: $work/mpicxx compiles no program with mpi.h" "$work/output" || fail "expected why MPI is left out"
 
-# An nvcc that refuses the C++ compiler.
+# An nvcc that refuses the C++ compiler, but for the one that CUDAHOSTCXX names.
 [[ -n $nvcc ]] || exit 0
 mkdir -p "$work/toolkit/bin"
 for part in include lib64 nvvm targets; do
@@ -42,13 +42,21 @@ for part in include lib64 nvvm targets; do
 done
 cat >"$work/toolkit/bin/nvcc" <<END
 #!/bin/sh
-for argument; do case \$argument in -v | -V | --version | --dryrun) exec "$nvcc" "\$@" ;; esac; done
+for argument; do
+  case \$argument in -v | -V | --version | --dryrun | -ccbin=*) exec "$nvcc" "\$@" ;; esac
+done
 echo "nvcc fatal   : unsupported GNU version" >&2
 exit 1
 END
 chmod +x "$work/toolkit/bin/nvcc"
-env -u CUDACXX "$cmake" -S "$root" -B "$work/ddp" -D Torch_DIR="$torch" -D CUDAToolkit_ROOT="$work/toolkit" \
-  -D DDP_BUILD_TESTS=OFF -D DDP_BUILD_EXAMPLES=OFF -D DDP_WITH_MPI=OFF >"$work/output" 2>&1 ||
-  fail "expected a configuration without CUDA"
+configure() {
+  env -u CUDACXX -u CUDAHOSTCXX "$@" "$cmake" -S "$root" -B "$work/ddp" -D Torch_DIR="$torch" \
+    -D CUDAToolkit_ROOT="$work/toolkit" -D DDP_BUILD_TESTS=OFF -D DDP_BUILD_EXAMPLES=OFF -D DDP_WITH_MPI=OFF \
+    >"$work/output" 2>&1
+}
+configure || fail "expected a configuration without CUDA"
 grep -q "CPU only: $work/toolkit/bin/nvcc compiles no program (nvcc fatal .*unsupported GNU version" "$work/output" ||
   fail "expected why CUDA is left out"
+rm -rf "$work/ddp"
+configure CUDAHOSTCXX=/usr/bin/c++ || fail "expected a configuration with CUDA"
+grep -q "^-- LibTorch .* (CUDA)" "$work/output" || fail "expected CUDA with another C++ compiler"

@@ -384,8 +384,8 @@ const std::vector<Rule>& rules() {
       {"units=no_root", "change=*"},
       // The loss of a rank without samples has to be 0, where it gets gradients of others'.
       {"penalty=before|after", "rows=empty_rank", "", "reduction=!SampleWeighted"},
-      // Without an output that has a graph, each forward takes one averaged pass.
-      {"also_average=yes", "change=freeze", "", "passes=!retain_graph|two_forwards"},
+      // Samples count for the first pass after forward, where no output says of which they are.
+      {"change=freeze", "reduction=SampleWeighted", "", "passes=!retain_graph|two_forwards"},
       {"nested=*", "buffers_of=each|each_after_construction"},  // the inner wrapper has rank 0's
       {"mesh=tp3", "layer=tied|tied_member"},                   // a part of a third has its sizes
       {"units=no_root", "layer=tied"},     // outside of all units the library sees no call

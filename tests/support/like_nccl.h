@@ -99,7 +99,7 @@ class LikeNccl : public backends::shm::FallbackBackend {
       : FallbackBackend(
             rank, size, /*memory=*/nullptr,
             std::make_shared<backends::shm::GlooCarrier>(std::move(carrier))),
-        device_([this] { run(); }) {}
+        device_([this] { serve(); }) {}
   ~LikeNccl() override {
     if (!is_over_) abort();
     stop();
@@ -196,7 +196,7 @@ class LikeNccl : public backends::shm::FallbackBackend {
   }
 
   /// The device, and the watchdog.
-  void run() {
+  void serve() {
     std::unique_lock lock(mutex_);
     while (!stops_) {
       changed_.wait_for(lock, milliseconds(queue_.empty() ? 100 : 1));

@@ -256,14 +256,26 @@ TEST_CASE("orthogonalize makes columns orthonormal", "[power_sgd][pure]") {
 }
 
 TEST_CASE("orthogonalize replaces columns that depend on others", "[power_sgd][pure]") {
-  const auto dtype = GENERATE(torch::kFloat, torch::kDouble);
-  const bool is_zero = GENERATE(false, true);
-  CAPTURE(is_zero);
-  const auto column = waves({3, 9, 1}, 0.7, 0).to(dtype);
-  const auto matrices = column * torch::tensor({is_zero ? 0.0 : 2.0, is_zero ? 0.0 : -0.3}, dtype);
+  const auto [dtype, tolerance] = GENERATE(
+      std::pair(torch::kFloat, 1e-4), std::pair(torch::kDouble, 1e-5),
+      std::pair(torch::kHalf, 0.06), std::pair(torch::kBFloat16, 0.1));
+  const int64_t rows = GENERATE(9, 5000, 70000);
+  const auto kind = GENERATE(as<std::string>(), "zeros", "multiples", "of one row");
+  CAPTURE(dtype, rows, kind);
+  const auto column = waves({1, rows, 1}, 0.7, 0).to(dtype);
+  auto matrices = column * torch::tensor({2.0, -0.3}, dtype);
+  if (kind == "zeros") matrices.zero_();
+  if (kind == "of one row") {
+    // What PowerSGD has: a gradient of one row times two orthonormal columns.
+    auto columns = waves({1, 500, 2}, 0.3, 1).to(torch::kDouble);
+    columns = std::get<0>(at::linalg_qr(columns)).to(dtype);
+    const auto row = waves({1, 1, 500}, 0.9, 2).to(dtype);
+    matrices = (column * row).bmm(columns);
+  }
   ddp::orthogonalize(matrices, 0);
-  const auto products = matrices.transpose(1, 2).bmm(matrices);
-  CHECK(torch::allclose(products, torch::eye(2, dtype).expand_as(products), 0, 1e-5));
+  const auto wide = matrices.to(torch::kDouble);
+  const auto products = wide.transpose(1, 2).bmm(wide);
+  CHECK(torch::allclose(products, torch::eye(2, torch::kDouble).expand_as(products), 0, tolerance));
 }
 
 TEST_CASE("PowerSGD refuses options out of their range", "[power_sgd][errors][ranks]") {

@@ -1,9 +1,6 @@
 #include "low_rank.h"
 
-#include <limits>
-
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Dispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/linalg_qr.h>
@@ -14,35 +11,41 @@
 namespace ddp {
 namespace {
 
-double rounding_of(at::ScalarType dtype) {
-  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "orthogonalize", [] {
-    return static_cast<double>(std::numeric_limits<scalar_t>::epsilon());
-  });
-}
-
 at::Tensor lengths_of(const at::Tensor& columns) {
   return at::linalg_vector_norm(columns, 2, at::IntArrayRef{1}, /*keepdim=*/true);
 }
 
-/// Some column that does not depend on the first `i`, which are orthonormal.
-at::Tensor another_column(const at::Tensor& matrices, int64_t i) {
-  const auto first = matrices.narrow(2, 0, i);
-  const auto numbers = at::arange(1, matrices.size(1) + 1, matrices.options());
-  const auto column =
-      numbers.mul_(i + 1).cos_().view({1, -1, 1}).expand_as(matrices.narrow(2, i, 1));
-  return column - first.bmm(first.transpose(1, 2).bmm(column));
+// Columns depend on each other where a gradient has a low rank, as that of one row or of an unused
+// layer. Of such a column only rounding is left, which points in any direction, and also in that of
+// the columns before it: these would count a part of the gradient twice. A column of zeros would
+// stay one, because a warm start takes it up.
+at::Tensor independent_of(const at::Tensor& first, at::Tensor column) {
+  const auto in_float = column.options().dtype(at::kFloat);  // a half ends at 65504
+  const auto numbers = at::arange(1, column.size(1) + 1, in_float).mul_(first.size(2) + 1).cos_();
+  const auto spare = numbers.to(column.scalar_type()).view({1, -1, 1});
+  constexpr int kTimes = 3;  // each leaves what rounding the one before made
+  for (int i = 0; i < kTimes; ++i) {
+    column = at::where(lengths_of(column) == 0, spare, column);
+    column = column / lengths_of(column);
+    column = column - first.bmm(first.transpose(1, 2).bmm(column));
+  }
+  return column;
 }
 
-// Columns depend on each other where a gradient has a low rank, as that of one row or of an unused
-// layer. Of such a column only rounding is left, in any direction, and beside the others it would
-// count a part of the gradient twice. A column of zeros would stay one: a warm start takes it up.
 void gram_schmidt(const at::Tensor& matrices, double epsilon) {
+  constexpr double kLeftOfWeak = 0.01;
   const auto columns = matrices.size(2);
-  const auto of_rounding = lengths_of(matrices) * (8 * rounding_of(matrices.scalar_type()));
+  const auto before = lengths_of(matrices);
   for (int64_t i = 0; i < columns; ++i) {
     const auto column = matrices.narrow(2, i, 1);
-    const auto is_dependent = lengths_of(column) <= of_rounding.narrow(2, i, 1);
-    column.copy_(at::where(is_dependent, another_column(matrices, i), column));
+    if (epsilon == 0) {
+      const auto is_weak = lengths_of(column) <= before.narrow(2, i, 1) * kLeftOfWeak;
+      // On another device the host does not wait for the answer.
+      if (!column.is_cpu() || is_weak.any().item<bool>()) {
+        const auto other = independent_of(matrices.narrow(2, 0, i), column);
+        column.copy_(at::where(is_weak, other, column));
+      }
+    }
     column.div_(lengths_of(column).add_(epsilon));
     if (i + 1 == columns) break;
     const auto rest = matrices.narrow(2, i + 1, columns - i - 1);

@@ -217,8 +217,9 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   /// on the same gradients.
   ///
   /// \throws c10::ValueError  for LBFGS, which looks at all gradients together (its closure has to
-  ///         return the loss averaged over the ranks, and step() runs it); for an optimizer without
-  ///         any of the parameters.
+  ///         return the loss averaged over the ranks, and step() runs it); for a
+  ///         ZeroRedundancyOptimizer, which steps its part of all parameters (its overlap(true)
+  ///         steps in backward); for an optimizer without any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 

@@ -64,9 +64,8 @@ void BackwardTask::watch_end() {
   // Before a node that saved a parameter as a shard finds the memory of the whole, which is freed.
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  for (const auto& unit : model_.units()) {
-    if (nodes && (!wanted || wanted->empty())) unit->refuse_shards_in(*nodes);
-  }
+  if (!nodes || (wanted && !wanted->empty())) return;
+  for (const auto& unit : model_.units()) unit->refuse_shards_in(*nodes);
 }
 
 // Asks autograd which nodes it wants: with torch::autograd::grad() not ours.
@@ -93,17 +92,20 @@ BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass)
 void BackwardTask::begin_walk(const std::shared_ptr<ForwardPass>& pass) {
   Walk walk{pass, {}, 0, kNever};
   const auto& order = pass->order;
+  std::vector<ShardedUnit*> kept;
   for (const auto use : order.backward()) {
     const auto index = order.use(use).unit;
     auto& unit = model_.unit(index);
-    if (model_.keeps_whole(unit, *pass)) {
-      unit.needed_since = order.first_entry(index);
-      // At once: after its own forward, forward of the root may have used its parameters, too.
-      unit.make_whole();
-    } else {
+    if (!model_.keeps_whole(unit, *pass)) {
       walk.gathers.push_back(use);
+      continue;
     }
+    unit.needed_since = order.first_entry(index);
+    unit.begin_gather();
+    kept.push_back(&unit);
   }
+  // At once: after their own forward, forward of the root may have used their parameters, too.
+  for (auto* unit : kept) unit->make_whole();
   walks_.push_back(std::move(walk));
   order_ = reduction_order();
 }

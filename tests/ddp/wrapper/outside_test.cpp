@@ -85,6 +85,25 @@ TEST_CASE("tensors of also_average are averaged, from rank 0's values", "[ranks]
   }
 }
 
+TEST_CASE("tensors of also_average are averaged where all else is frozen", "[ranks][ddp][many]") {
+  const auto passes = GENERATE(as<std::string>(), "one", "two forwards", "a graph twice");
+  CAPTURE(passes);
+  const auto results = run_ranks<int>(2, [&](const Rank& self) {
+    auto log_std = learnable(0);
+    Policy model(make_policy(), in(self));
+    model->also_average({log_std});
+    for (auto& p : model->parameters()) p.set_requires_grad(false);
+    model->refresh();
+    const auto first = loss_with(model, log_std, self.rank);
+    const bool is_again = passes == "a graph twice";
+    const auto second = passes == "two forwards" ? loss_with(model, log_std, self.rank) : first;
+    first.backward({}, /*retain_graph=*/is_again);
+    if (passes != "one") second.backward();
+    return is_near(log_std.grad(), passes == "one" ? 1.5 : 3) ? 1 : 0;
+  });
+  for (const int is_right : results) CHECK(is_right == 1);
+}
+
 TEST_CASE(
     "a tensor of also_average that a loss leaves out is a missing gradient",
     "[ranks][ddp][errors]") {
