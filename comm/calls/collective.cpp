@@ -12,6 +12,14 @@ using Kind = CollectiveKind;
 using OpType = c10d::OpType;
 using Tensors = Collective::Tensors;
 
+CollectiveCall Collective::described() const {
+  const bool reduces =
+      kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+  const int reduction = reduces ? static_cast<int>(op.op_) : -1;
+  if (whole_in.defined()) return describe_call(kind, whole_in, reduction, root);
+  return describe_call(kind, kind == Kind::kScatter ? out : in, reduction, root);
+}
+
 Collective CollectiveForms::all_reduce(
     OpType type, const Tensors& t, const c10d::AllreduceOptions& o) const {
   DDP_CHECK_VALUE(!t.empty(), "all_reduce: expected a tensor, got none on rank ", rank_, ".");

@@ -38,6 +38,9 @@ struct Collective {
   Tensors results = {};  ///< the caller's tensors that get values
   c10d::ReduceOp op = c10d::ReduceOp::SUM;
   int root = -1;  ///< a rank of the group; -1: has none
+
+  /// What all ranks have to call alike.
+  CollectiveCall described() const;
 };
 
 /// What c10d's methods are given, as a Collective.

@@ -467,6 +467,7 @@ const std::vector<Rule>& rules() {
       {"join=*", "drawing=*"},
       {"resumed_as=*", "training=pipeline"},
       {"evaluation=one_rank", "exception=*"},
+      {"evaluation=one_rank", "steps=1", "", "training=!fsdp"},  // after which others may end
       {"join=by_active", "hook=*"},
       {"units=pairs|nested|sequential", "resumed_as=*"},
       {"resumed_as=fsdp", "reduction=*"},
@@ -616,7 +617,7 @@ const std::vector<Rule>& rules() {
       {"collective=unequal_all_to_all", "ranks=2|3|4", "all_to_all"},
       {"nested=ignored", "training=ddp", "?is not needed when a module doesn't have any parameter"},
       {"stepping=in_backward", "training=zero2", "expected gradients on every rank"},
-      {"evaluation=one_rank", "training=fsdp", "evaluation", "ranks=1"},
+      {"evaluation=one_rank", "training=fsdp", "evaluation", "ranks=1"},  // in the next step
       {"join=default|by_active|optimizers", "clip=*", "expected every rank to clip",
        "training=ddp"},
       {"join=default|by_active|optimizers", "resumed_as=zero1", "?expected every rank to unscale",
