@@ -105,7 +105,7 @@ Collective CollectiveForms::reduce_scatter(
     const c10d::ReduceScatterOptions& o) const {
   check_one("reduce_scatter", to);
   const auto& in = each("reduce_scatter", from);
-  check_alike("reduce_scatter", in, to[0], to[0].numel());
+  check_alike("reduce_scatter", {in[static_cast<size_t>(rank_)]}, to[0], to[0].numel());
   Collective c{Kind::kReduceScatter, OpType::REDUCE_SCATTER, o.timeout, in, to};
   c.results = to;
   c.op = o.reduceOp;

@@ -25,7 +25,7 @@ namespace ddp {
 /// | barrier | none | none |
 ///
 /// Counts fit the group, and the tensors of a call have one dtype. The tensors of all kinds but
-/// all_to_all have one number of elements for each rank.
+/// all_to_all and reduce_scatter have one number of elements for each rank.
 struct Collective {
   using Tensors = std::vector<at::Tensor>;
 

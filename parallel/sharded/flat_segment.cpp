@@ -12,6 +12,7 @@
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/rank_text.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "sharded/block_pool.h"

@@ -219,7 +219,10 @@ MpiBackend::WorkPtr MpiBackend::reduce_parts(const Collective& c) {
   auto input = c.whole_in;
   if (!input.defined()) {
     Tensors parts;
-    for (const auto& part : c.in) parts.push_back(shm::flat(part));
+    for (const auto& part : c.in) {
+      check_numel("reduce_scatter", part.numel(), to.numel());
+      parts.push_back(shm::flat(part));
+    }
     input = at::cat(parts);
   }
   const auto output = to.is_contiguous() ? to : at::empty({to.numel()}, to.options());

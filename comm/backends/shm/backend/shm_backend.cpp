@@ -118,7 +118,10 @@ ShmBackend::WorkPtr ShmBackend::run(Collective c) {
   if (c.kind == Kind::kBarrier) return run_barrier(c);
   const bool reduces =
       c.kind == Kind::kAllReduce || c.kind == Kind::kReduce || c.kind == Kind::kReduceScatter;
-  const bool is_ours = are_plain(c) && (!reduces || can_reduce(c.out[0].scalar_type(), c.op));
+  const bool is_list_alone = c.type == c10d::OpType::ALLREDUCE && c.in.size() > 1;
+  const bool is_ours = are_plain(c) && !is_list_alone &&
+                       (!reduces || can_reduce(c.out[0].scalar_type(), c.op)) &&
+                       (c.kind != Kind::kReduceScatter || are_like(c.in, c.out[0]));
   if (!is_ours) return fall_back(std::move(c));
   return abort_on_error(to_text(c.kind), [&] { return run_in_memory(c); });
 }
