@@ -49,7 +49,7 @@ class MirrorBackend : public LocalBackend {
       default:  // a broadcast, a barrier
         break;
     }
-    return done(c.type, std::move(c.results));
+    return done(c.type, c.results());
   }
   /// What `size` equal values give together.
   void reduce_in_place(const at::Tensor& tensor, const ReduceOp& op) const {

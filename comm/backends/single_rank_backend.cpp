@@ -29,7 +29,7 @@ class SingleRankBackend : public LocalBackend {
     for (size_t i = 0; i < c.out.size(); ++i) {
       if (!c.out[i].is_same(c.in[i])) c.out[i].copy_(c.in[i].reshape(c.out[i].sizes()));
     }
-    return done(c.type, std::move(c.results));
+    return done(c.type, c.results());
   }
   [[noreturn]] static void refuse(const char* call, int peer) {
     throw readable_error<c10::ValueError>(

@@ -12,6 +12,10 @@ using Kind = CollectiveKind;
 using OpType = c10d::OpType;
 using Tensors = Collective::Tensors;
 
+Collective::Tensors Collective::results() const {
+  return whole_out.defined() ? Tensors{whole_out} : out;
+}
+
 CollectiveCall Collective::described() const {
   const bool reduces =
       kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
@@ -24,7 +28,6 @@ Collective CollectiveForms::all_reduce(
     OpType type, const Tensors& t, const c10d::AllreduceOptions& o) const {
   DDP_CHECK_VALUE(!t.empty(), "all_reduce: expected a tensor, got none on rank ", rank_, ".");
   Collective c{Kind::kAllReduce, type, o.timeout, t, t};
-  c.results = t;
   c.op = o.reduceOp;
   return c;
 }
@@ -33,7 +36,6 @@ Collective CollectiveForms::broadcast(const Tensors& t, const c10d::BroadcastOpt
   check_one("broadcast", t);
   check_root("broadcast", o.rootRank);
   Collective c{Kind::kBroadcast, OpType::BROADCAST, o.timeout, t, t};
-  c.results = t;
   c.root = static_cast<int>(o.rootRank);
   return c;
 }
@@ -42,7 +44,6 @@ Collective CollectiveForms::reduce(const Tensors& t, const c10d::ReduceOptions& 
   check_one("reduce", t);
   check_root("reduce", o.rootRank);
   Collective c{Kind::kReduce, OpType::REDUCE, o.timeout, t, t};
-  c.results = t;
   c.op = o.reduceOp;
   c.root = static_cast<int>(o.rootRank);
   return c;
@@ -54,7 +55,6 @@ Collective CollectiveForms::all_gather(
   const auto& out = each("all_gather", to);
   check_alike("all_gather", out, from[0], from[0].numel());
   Collective c{Kind::kAllGather, OpType::ALLGATHER, o.timeout, from, out};
-  c.results = out;
   return c;
 }
 
@@ -62,9 +62,8 @@ Collective CollectiveForms::all_gather(
     const at::Tensor& to, const at::Tensor& from, const c10d::AllgatherOptions& o) const {
   check_alike("all_gather", {to}, from, from.numel() * size_);
   Collective c{Kind::kAllGather, OpType::_ALLGATHER_BASE, o.timeout, {from}};
-  c.out = parts("all_gather", to, {});
+  c.out = parts(Kind::kAllGather, to, {});
   c.whole_out = to;
-  c.results = {to};
   return c;
 }
 
@@ -80,7 +79,6 @@ Collective CollectiveForms::gather(
   } else {
     check_lists_of("gather", /*is_root=*/false, to.size());
   }
-  c.results = c.out;
   return c;
 }
 
@@ -96,7 +94,7 @@ Collective CollectiveForms::scatter(
   } else {
     check_lists_of("scatter", /*is_root=*/false, from.size());
   }
-  c.out = c.results = to;
+  c.out = to;
   return c;
 }
 
@@ -107,7 +105,6 @@ Collective CollectiveForms::reduce_scatter(
   const auto& in = each("reduce_scatter", from);
   check_alike("reduce_scatter", {in[static_cast<size_t>(rank_)]}, to[0], to[0].numel());
   Collective c{Kind::kReduceScatter, OpType::REDUCE_SCATTER, o.timeout, in, to};
-  c.results = to;
   c.op = o.reduceOp;
   return c;
 }
@@ -117,8 +114,8 @@ Collective CollectiveForms::reduce_scatter(
   check_alike("reduce_scatter", {from}, to, to.numel() * size_);
   Collective c{Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, o.timeout};
   c.whole_in = from.contiguous();
-  c.in = parts("reduce_scatter", c.whole_in, {});
-  c.out = c.results = {to};
+  c.in = parts(Kind::kReduceScatter, c.whole_in, {});
+  c.out = {to};
   c.op = o.reduceOp;
   return c;
 }
@@ -128,7 +125,6 @@ Collective CollectiveForms::all_to_all(
   check_count("all_to_all", to);
   check_count("all_to_all", from);
   Collective c{Kind::kAllToAll, OpType::ALLTOALL, o.timeout, from, to};
-  c.results = to;
   return c;
 }
 
@@ -138,9 +134,8 @@ Collective CollectiveForms::all_to_all(
   Collective c{Kind::kAllToAll, OpType::ALLTOALL_BASE, o.timeout};
   c.whole_in = from.contiguous();
   c.whole_out = to;
-  c.in = parts("all_to_all", c.whole_in, from_splits);
-  c.out = parts("all_to_all", to, to_splits);
-  c.results = {to};
+  c.in = parts(Kind::kAllToAll, c.whole_in, from_splits);
+  c.out = parts(Kind::kAllToAll, to, to_splits);
   return c;
 }
 
@@ -189,17 +184,20 @@ void CollectiveForms::check_alike(
 }
 
 Collective::Tensors CollectiveForms::parts(
-    const char* call, const at::Tensor& whole, const Splits& splits) const {
+    Kind kind, const at::Tensor& whole, const Splits& splits) const {
   if (size_ == 1) return {whole};
+  const char* call = to_text(kind);
   DDP_CHECK_VALUE(
       whole.is_contiguous(), call, ": expected a contiguous output, got one of strides ",
       whole.strides(), " on rank ", rank_, " of ", size_, ". Call contiguous().");
   const at::AutoDispatchBelowADInplaceOrView without_autograd;
   const auto flat = whole.view({-1});
   if (splits.empty()) {
+    // The elements of the other kinds were counted before; an all-to-all parts rows.
     DDP_CHECK_VALUE(
-        whole.numel() % size_ == 0, call, ": expected a tensor of equal parts for ", size_,
-        " ranks, got one of sizes ", whole.sizes(), " on rank ", rank_, ". Give splits.");
+        kind != Kind::kAllToAll || (whole.dim() > 0 && whole.size(0) % size_ == 0), call,
+        ": expected as many rows for each of ", size_, " ranks, got a tensor of sizes ",
+        whole.sizes(), " on rank ", rank_, ". Give splits.");
     return flat.split_with_sizes(Splits(static_cast<size_t>(size_), whole.numel() / size_));
   }
   const auto rows = std::accumulate(splits.begin(), splits.end(), int64_t{0});

@@ -35,15 +35,16 @@ struct Collective {
   Tensors in = {}, out = {};
   /// The tensor whose parts `in` or `out` are, where the caller gave one; contiguous.
   at::Tensor whole_in = {}, whole_out = {};
-  Tensors results = {};  ///< the caller's tensors that get values
   c10d::ReduceOp op = c10d::ReduceOp::SUM;
   int root = -1;  ///< a rank of the group; -1: has none
 
-  /// What all ranks have to call alike.
+  /// The caller's tensors that get values.
+  Tensors results() const;
+  /// The description that is equal on all ranks, if their calls match.
   CollectiveCall described() const;
 };
 
-/// What c10d's methods are given, as a Collective.
+/// Converts the arguments of c10d's methods to a Collective.
 ///
 /// \throws c10::ValueError  where tensors do not fit the group, or each other.
 class CollectiveForms {
@@ -78,11 +79,11 @@ class CollectiveForms {
  private:
   void check_one(const char* call, const Tensors& tensors) const;
   void check_root(const char* call, int64_t root) const;
-  /// Of one list of a tensor for each rank.
+  /// Returns the one list that there has to be, of a tensor for each rank.
   const Tensors& each(const char* call, const TensorLists& lists) const;
   void check_alike(
       const char* call, const Tensors& parts, const at::Tensor& like, int64_t numel) const;
-  Tensors parts(const char* call, const at::Tensor& whole, const Splits& splits) const;
+  Tensors parts(CollectiveKind kind, const at::Tensor& whole, const Splits& splits) const;
   void check_count(const char* call, const Tensors& tensors) const;
   void check_lists_of(const char* call, bool is_root, size_t lists) const;
 

@@ -111,9 +111,13 @@ class Uniform : public Base {
 
   template <typename Make>
   WorkPtr start(Kind kind, const Make& make) {
+    return run(made(kind, make));
+  }
+  template <typename Make>
+  Collective made(Kind kind, const Make& make) {
     try {
-      return run(make());
-    } catch (const c10::ValueError& error) {
+      return make();
+    } catch (const std::exception& error) {
       refused(kind, error);
       throw;
     }

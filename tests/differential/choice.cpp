@@ -10,7 +10,7 @@
 namespace ddp::differential {
 namespace {
 
-/// Of a choice by its name, or by the name of one of its slots.
+/// Finds a choice by its name, or by the name of one of its slots.
 const Choice& choice_of(const std::string& name) {
   static const auto by_name = [] {
     std::unordered_map<std::string, const Choice*> result;

@@ -266,7 +266,7 @@ TEST_CASE("orthogonalize replaces columns that depend on others", "[power_sgd][p
   auto matrices = column * torch::tensor({2.0, -0.3}, dtype);
   if (kind == "zeros") matrices.zero_();
   if (kind == "of one row") {
-    // What PowerSGD has: a gradient of one row times two orthonormal columns.
+    // The input that PowerSGD makes: a gradient of one row times two orthonormal columns.
     auto columns = waves({1, 500, 2}, 0.3, 1).to(torch::kDouble);
     columns = std::get<0>(at::linalg_qr(columns)).to(dtype);
     const auto row = waves({1, 1, 500}, 0.9, 2).to(dtype);

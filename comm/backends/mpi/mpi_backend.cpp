@@ -124,7 +124,7 @@ MpiBackend::WorkPtr MpiBackend::start(
   const std::lock_guard lock(start_mutex_);
   auto operation = make(tags_of(described, started_));
   operation->number = started_++;
-  return start(std::move(operation), c.type, title_of(c.kind), c.results, c.timeout);
+  return start(std::move(operation), c.type, title_of(c.kind), c.results(), c.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::run(Collective c) {
@@ -194,7 +194,7 @@ MpiBackend::WorkPtr MpiBackend::all_reduce(const Collective& c) {
     plan.sums = bytes + plan.begins[static_cast<size_t>(rank_)] * tensor.element_size();
     works.push_back(start(c, [&](Tags tags) { return make_reduction(std::move(plan), tags); }));
   }
-  return works.size() == 1 ? works[0] : combine_works(std::move(works), c.results);
+  return works.size() == 1 ? works[0] : combine_works(std::move(works), c.results());
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce_to_root(const Collective& c) {

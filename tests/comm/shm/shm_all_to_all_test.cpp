@@ -259,3 +259,21 @@ TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][erro
       exchange_over_shm());
   for (const auto& error : errors) CHECK_FALSE(error.empty());
 }
+
+TEST_CASE("parts that are no rows of a tensor are refused, and no rank waits", "[shm][errors]") {
+  const bool negative = GENERATE(false, true);
+  CAPTURE(negative);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        const int64_t rows = self.rank == 0 || negative ? 4 : 3;
+        auto output = at::zeros({rows, 4});
+        const auto input = at::zeros({rows, 4});
+        const auto splits =
+            self.rank == 1 && negative ? std::vector<int64_t>{-1, 5} : std::vector<int64_t>{};
+        exchange(*self.group->getBackend(at::kCPU), output, input, splits, splits);
+      },
+      exchange_over_shm());
+  for (const auto& error : errors) CHECK_FALSE(error.empty());
+  if (!negative) CHECK_THAT(errors[0], ContainsText("expected as many rows for each of 2 ranks"));
+}

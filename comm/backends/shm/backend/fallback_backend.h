@@ -72,12 +72,11 @@ class FallbackBackend : public Uniform<c10d::Backend> {
   }
 
  protected:
-  GlooCarrier& gloo() const { return *gloo_; }
   const std::shared_ptr<GlooCarrier>& shared_gloo() const { return gloo_; }
 
   WorkPtr run(Collective c) override {
     if (c.kind != Kind::kBarrier) used_gloo_ = true;
-    auto results = c.results;
+    auto results = c.results();
     return gloo_->start(
         c.type, std::move(results), [c = std::move(c)](auto& gloo) { return run_on(gloo, c); });
   }

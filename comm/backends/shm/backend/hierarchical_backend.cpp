@@ -50,7 +50,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::run(Collective c) {
   options.timeout = c.timeout;
   std::vector<WorkPtr> works;
   for (const auto& tensor : c.in) works.push_back(start(Kind::kAllReduce, tensor, options));
-  return works.size() == 1 ? works[0] : combine_works(std::move(works), std::move(c.results));
+  return works.size() == 1 ? works[0] : combine_works(std::move(works), c.results());
 }
 
 // An all-reduce of one element. It completes after the operations before it, whose works may still

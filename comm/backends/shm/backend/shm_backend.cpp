@@ -1,5 +1,6 @@
 #include "shm_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -20,11 +21,14 @@ namespace ddp::backends::shm {
 
 namespace {
 
-/// Whether all tensors are plain, and of the first one's dtype.
+/// Whether all tensors are plain, and of one dtype.
 bool are_plain(const Collective& c) {
-  auto all = c.in;
-  all.insert(all.end(), c.out.begin(), c.out.end());
-  return shm::are_plain(all);
+  const auto dtype = (c.in.empty() ? c.out : c.in)[0].scalar_type();
+  const auto fits = [dtype](const at::Tensor& t) {
+    return is_plain(t) && t.scalar_type() == dtype;
+  };
+  return std::all_of(c.in.begin(), c.in.end(), fits) &&
+         std::all_of(c.out.begin(), c.out.end(), fits);
 }
 
 /// Copies tensors of one size to the arena, one after the other.
@@ -99,7 +103,7 @@ ShmBackend::WorkPtr ShmBackend::fall_back(Collective c) {
   }
   auto announced = start(std::move(call), c.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
-  auto results = c.results;
+  auto results = c.results();
   const auto work = abort_on_error(
       "a collective through Gloo", [&] { return FallbackBackend::run(std::move(c)); });
   announced->getFuture()->addCallback(
@@ -150,7 +154,7 @@ ShmBackend::WorkPtr ShmBackend::run_in_memory(const Collective& c) {
 ShmBackend::WorkPtr ShmBackend::start(Call call, const Collective& c, const char* title) {
   call.timeout = c.timeout;
   if (c.root >= 0) call.descriptor.root = c.root;
-  return start(std::move(call), c.type, title, c.results);
+  return start(std::move(call), c.type, title, c.results());
 }
 
 ShmBackend::WorkPtr ShmBackend::all_reduce(const Collective& c) {

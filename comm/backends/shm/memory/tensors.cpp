@@ -59,23 +59,6 @@ bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
   });
 }
 
-std::vector<at::Tensor> parts_of(
-    const at::Tensor& t, const std::vector<int64_t>& splits, int ranks) {
-  if (!is_plain(t) || t.dim() == 0) return {};
-  auto rows = splits;
-  if (rows.empty() && t.size(0) % ranks == 0) {
-    rows.assign(static_cast<size_t>(ranks), t.size(0) / ranks);
-  }
-  int64_t sum = 0;
-  for (const auto count : rows) {
-    if (count < 0) return {};
-    sum += count;
-  }
-  if (rows.size() != static_cast<size_t>(ranks) || sum != t.size(0)) return {};
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return t.split_with_sizes(rows);
-}
-
 at::Tensor shared(const at::Tensor& t, Arena& arena) {
   if (t.is_contiguous() && arena.offset_of(t)) return t;
   auto copy = arena.allocate(t.numel(), t.scalar_type(), Arena::OnRelease::kKeep);

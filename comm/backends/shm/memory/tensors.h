@@ -41,11 +41,6 @@ bool are_plain(const std::vector<at::Tensor>& tensors);
 /// Whether all tensors are plain, and have like's dtype and number of elements.
 bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like);
 
-/// Splits the rows of a plain tensor into one part per rank: as `splits` says, or without splits
-/// into equal parts. Empty if that is impossible.
-std::vector<at::Tensor> parts_of(
-    const at::Tensor& t, const std::vector<int64_t>& splits, int ranks);
-
 /// Returns `t` itself if it lies in the arena, else a flat copy there.
 ///
 /// \throws c10::OutOfMemoryError  if the arena is full.
