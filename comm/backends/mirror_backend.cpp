@@ -22,35 +22,37 @@ class MirrorBackend : public LocalBackend {
   WorkPtr recv(Tensors& /*t*/, int /*src*/, int /*tag*/) override { refuse("recv"); }
   WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv"); }
 
- private:
   WorkPtr run(Collective c) override {
     const auto own = static_cast<size_t>(getRank());
+    const auto in = c.inputs(), outputs = c.outputs();
     switch (c.kind) {
       case Kind::kScatter:
         refuse("scatter");
       case Kind::kAllGather:
       case Kind::kGather:
-        for (const auto& out : c.out) overwrite(out, c.in[0]);
+        for (const auto& out : outputs) overwrite(out, in[0]);
         break;
       case Kind::kReduceScatter:
-        overwrite(c.out[0], c.in[own]);
-        reduce_in_place(c.out[0], c.op);
+        overwrite(outputs[0], in[own]);
+        reduce_in_place(outputs[0], c.op);
         break;
       case Kind::kAllToAll:
-        for (const auto& out : c.out) {
-          if (out.numel() != c.in[own].numel()) refuse("all_to_all_single of unequal parts");
-          overwrite(out, c.in[own]);
+        for (const auto& out : outputs) {
+          if (out.numel() != in[own].numel()) refuse("all_to_all_single of unequal parts");
+          overwrite(out, in[own]);
         }
         break;
       case Kind::kAllReduce:
       case Kind::kReduce:
-        for (const auto& tensor : c.out) reduce_in_place(tensor, c.op);
+        for (const auto& tensor : outputs) reduce_in_place(tensor, c.op);
         break;
       default:  // a broadcast, a barrier
         break;
     }
     return done(c.type, c.results());
   }
+
+ private:
   /// What `size` equal values give together.
   void reduce_in_place(const at::Tensor& tensor, const ReduceOp& op) const {
     const at::AutoDispatchBelowADInplaceOrView without_autograd;

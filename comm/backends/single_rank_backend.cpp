@@ -20,17 +20,19 @@ class SingleRankBackend : public LocalBackend {
   WorkPtr recv(Tensors& /*t*/, int src, int /*tag*/) override { refuse("recv", src); }
   WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv", -1); }
 
- private:
   WorkPtr run(Collective c) override {
     DDP_CHECK_VALUE(
         c.op.op_ != c10d::ReduceOp::PREMUL_SUM,
         "a group of one rank: expected another reduction than PREMUL_SUM. Multiply the tensor.");
     const at::AutoDispatchBelowADInplaceOrView without_autograd;
-    for (size_t i = 0; i < c.out.size(); ++i) {
-      if (!c.out[i].is_same(c.in[i])) c.out[i].copy_(c.in[i].reshape(c.out[i].sizes()));
+    const auto in = c.inputs(), out = c.outputs();
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (!out[i].is_same(in[i])) out[i].copy_(in[i].reshape(out[i].sizes()));
     }
     return done(c.type, c.results());
   }
+
+ private:
   [[noreturn]] static void refuse(const char* call, int peer) {
     throw readable_error<c10::ValueError>(
         DDP_HERE, ddp::str(

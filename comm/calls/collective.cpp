@@ -16,63 +16,84 @@ Collective::Tensors Collective::results() const {
   return whole_out.defined() ? Tensors{whole_out} : out;
 }
 
+const at::Tensor& Collective::first() const {
+  if (whole_in.defined()) return whole_in;
+  if (!in.empty()) return in[0];
+  return whole_out.defined() ? whole_out : out.at(0);
+}
+
 CollectiveCall Collective::described() const {
   const bool reduces =
       kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
   const int reduction = reduces ? static_cast<int>(op.op_) : -1;
-  if (whole_in.defined()) return describe_call(kind, whole_in, reduction, root);
-  return describe_call(kind, kind == Kind::kScatter ? out : in, reduction, root);
+  const bool by_output = kind == Kind::kAllGather || kind == Kind::kScatter;
+  const auto& whole = by_output ? whole_out : whole_in;
+  if (whole.defined()) return describe_call(kind, whole, reduction, root);
+  return describe_call(kind, by_output ? out : in, reduction, root);
+}
+
+Collective::Tensors Collective::parts(const at::Tensor& whole, const Rows& rows) const {
+  if (size == 1) return {whole};
+  const at::AutoDispatchBelowADInplaceOrView without_autograd;
+  const auto flat = whole.view({-1});
+  Rows numels(static_cast<size_t>(size), whole.numel() / size);
+  if (!rows.empty()) {
+    const auto of_row = whole.size(0) == 0 ? 0 : whole.numel() / whole.size(0);
+    for (size_t rank = 0; rank < rows.size(); ++rank) numels[rank] = rows[rank] * of_row;
+  }
+  return flat.split_with_sizes(numels);
 }
 
 Collective CollectiveForms::all_reduce(
     OpType type, const Tensors& t, const c10d::AllreduceOptions& o) const {
   DDP_CHECK_VALUE(!t.empty(), "all_reduce: expected a tensor, got none on rank ", rank_, ".");
-  Collective c{Kind::kAllReduce, type, o.timeout, t, t};
-  c.op = o.reduceOp;
+  auto c = Collective::make(Kind::kAllReduce, type, o, size_);
+  c.in = c.out = t;
   return c;
 }
 
 Collective CollectiveForms::broadcast(const Tensors& t, const c10d::BroadcastOptions& o) const {
   check_one("broadcast", t);
   check_root("broadcast", o.rootRank);
-  Collective c{Kind::kBroadcast, OpType::BROADCAST, o.timeout, t, t};
-  c.root = static_cast<int>(o.rootRank);
+  auto c = Collective::make(Kind::kBroadcast, OpType::BROADCAST, o, size_);
+  c.in = c.out = t;
   return c;
 }
 
 Collective CollectiveForms::reduce(const Tensors& t, const c10d::ReduceOptions& o) const {
   check_one("reduce", t);
   check_root("reduce", o.rootRank);
-  Collective c{Kind::kReduce, OpType::REDUCE, o.timeout, t, t};
-  c.op = o.reduceOp;
-  c.root = static_cast<int>(o.rootRank);
+  auto c = Collective::make(Kind::kReduce, OpType::REDUCE, o, size_);
+  c.in = c.out = t;
   return c;
 }
 
 Collective CollectiveForms::all_gather(
-    const std::vector<Tensors>& to, const Tensors& from, const c10d::AllgatherOptions& o) const {
+    const TensorLists& to, const Tensors& from, const c10d::AllgatherOptions& o) const {
   check_one("all_gather", from);
-  const auto& out = each("all_gather", to);
-  check_alike("all_gather", out, from[0], from[0].numel());
-  Collective c{Kind::kAllGather, OpType::ALLGATHER, o.timeout, from, out};
+  auto c = Collective::make(Kind::kAllGather, OpType::ALLGATHER, o, size_);
+  c.in = from;
+  c.out = each("all_gather", to);
+  check_alike("all_gather", c.out, from[0], from[0].numel());
   return c;
 }
 
 Collective CollectiveForms::all_gather(
     const at::Tensor& to, const at::Tensor& from, const c10d::AllgatherOptions& o) const {
   check_alike("all_gather", {to}, from, from.numel() * size_);
-  Collective c{Kind::kAllGather, OpType::_ALLGATHER_BASE, o.timeout, {from}};
-  c.out = parts(Kind::kAllGather, to, {});
+  check_contiguous("all_gather", to);
+  auto c = Collective::make(Kind::kAllGather, OpType::_ALLGATHER_BASE, o, size_);
+  c.in = {from};
   c.whole_out = to;
   return c;
 }
 
 Collective CollectiveForms::gather(
-    const std::vector<Tensors>& to, const Tensors& from, const c10d::GatherOptions& o) const {
+    const TensorLists& to, const Tensors& from, const c10d::GatherOptions& o) const {
   check_one("gather", from);
   check_root("gather", o.rootRank);
-  Collective c{Kind::kGather, OpType::GATHER, o.timeout, from};
-  c.root = static_cast<int>(o.rootRank);
+  auto c = Collective::make(Kind::kGather, OpType::GATHER, o, size_);
+  c.in = from;
   if (c.root == rank_) {
     c.out = each("gather", to);
     check_alike("gather", c.out, from[0], from[0].numel());
@@ -83,40 +104,36 @@ Collective CollectiveForms::gather(
 }
 
 Collective CollectiveForms::scatter(
-    const Tensors& to, const std::vector<Tensors>& from, const c10d::ScatterOptions& o) const {
+    const Tensors& to, const TensorLists& from, const c10d::ScatterOptions& o) const {
   check_one("scatter", to);
   check_root("scatter", o.rootRank);
-  Collective c{Kind::kScatter, OpType::SCATTER, o.timeout};
-  c.root = static_cast<int>(o.rootRank);
+  auto c = Collective::make(Kind::kScatter, OpType::SCATTER, o, size_);
+  c.out = to;
   if (c.root == rank_) {
     c.in = each("scatter", from);
     check_alike("scatter", c.in, to[0], to[0].numel());
   } else {
     check_lists_of("scatter", /*is_root=*/false, from.size());
   }
-  c.out = to;
   return c;
 }
 
 Collective CollectiveForms::reduce_scatter(
-    const Tensors& to, const std::vector<Tensors>& from,
-    const c10d::ReduceScatterOptions& o) const {
+    const Tensors& to, const TensorLists& from, const c10d::ReduceScatterOptions& o) const {
   check_one("reduce_scatter", to);
-  const auto& in = each("reduce_scatter", from);
-  check_alike("reduce_scatter", {in[static_cast<size_t>(rank_)]}, to[0], to[0].numel());
-  Collective c{Kind::kReduceScatter, OpType::REDUCE_SCATTER, o.timeout, in, to};
-  c.op = o.reduceOp;
+  auto c = Collective::make(Kind::kReduceScatter, OpType::REDUCE_SCATTER, o, size_);
+  c.in = each("reduce_scatter", from);
+  check_alike("reduce_scatter", {c.in[static_cast<size_t>(rank_)]}, to[0], to[0].numel());
+  c.out = to;
   return c;
 }
 
 Collective CollectiveForms::reduce_scatter(
     const at::Tensor& to, const at::Tensor& from, const c10d::ReduceScatterOptions& o) const {
   check_alike("reduce_scatter", {from}, to, to.numel() * size_);
-  Collective c{Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, o.timeout};
+  auto c = Collective::make(Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, o, size_);
   c.whole_in = from.contiguous();
-  c.in = parts(Kind::kReduceScatter, c.whole_in, {});
   c.out = {to};
-  c.op = o.reduceOp;
   return c;
 }
 
@@ -124,18 +141,23 @@ Collective CollectiveForms::all_to_all(
     const Tensors& to, const Tensors& from, const c10d::AllToAllOptions& o) const {
   check_count("all_to_all", to);
   check_count("all_to_all", from);
-  Collective c{Kind::kAllToAll, OpType::ALLTOALL, o.timeout, from, to};
+  auto c = Collective::make(Kind::kAllToAll, OpType::ALLTOALL, o, size_);
+  c.in = from;
+  c.out = to;
   return c;
 }
 
 Collective CollectiveForms::all_to_all(
     const at::Tensor& to, const at::Tensor& from, const Splits& to_splits,
     const Splits& from_splits, const c10d::AllToAllOptions& o) const {
-  Collective c{Kind::kAllToAll, OpType::ALLTOALL_BASE, o.timeout};
+  check_contiguous("all_to_all", to);
+  check_rows(to, to_splits);
+  check_rows(from, from_splits);
+  auto c = Collective::make(Kind::kAllToAll, OpType::ALLTOALL_BASE, o, size_);
   c.whole_in = from.contiguous();
   c.whole_out = to;
-  c.in = parts(Kind::kAllToAll, c.whole_in, from_splits);
-  c.out = parts(Kind::kAllToAll, to, to_splits);
+  c.in_rows = from_splits;
+  c.out_rows = to_splits;
   return c;
 }
 
@@ -183,32 +205,28 @@ void CollectiveForms::check_alike(
   }
 }
 
-Collective::Tensors CollectiveForms::parts(
-    Kind kind, const at::Tensor& whole, const Splits& splits) const {
-  if (size_ == 1) return {whole};
-  const char* call = to_text(kind);
+void CollectiveForms::check_contiguous(const char* call, const at::Tensor& whole) const {
   DDP_CHECK_VALUE(
-      whole.is_contiguous(), call, ": expected a contiguous output, got one of strides ",
-      whole.strides(), " on rank ", rank_, " of ", size_, ". Call contiguous().");
-  const at::AutoDispatchBelowADInplaceOrView without_autograd;
-  const auto flat = whole.view({-1});
-  if (splits.empty()) {
-    // The elements of the other kinds were counted before; an all-to-all parts rows.
+      size_ == 1 || whole.is_contiguous(), call,
+      ": expected a contiguous output, got one of strides ", whole.strides(), " on rank ", rank_,
+      " of ", size_, ". Call contiguous().");
+}
+
+/// Checks the parts of a tensor in an all-to-all.
+void CollectiveForms::check_rows(const at::Tensor& whole, const Splits& rows) const {
+  if (size_ == 1) return;
+  if (rows.empty()) {
     DDP_CHECK_VALUE(
-        kind != Kind::kAllToAll || (whole.dim() > 0 && whole.size(0) % size_ == 0), call,
-        ": expected as many rows for each of ", size_, " ranks, got a tensor of sizes ",
+        whole.dim() > 0 && whole.size(0) % size_ == 0,
+        "all_to_all: expected as many rows for each of ", size_, " ranks, got a tensor of sizes ",
         whole.sizes(), " on rank ", rank_, ". Give splits.");
-    return flat.split_with_sizes(Splits(static_cast<size_t>(size_), whole.numel() / size_));
+    return;
   }
-  const auto rows = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  const auto sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   DDP_CHECK_VALUE(
-      splits.size() == static_cast<size_t>(size_) && whole.dim() > 0 && rows == whole.size(0), call,
-      ": expected ", size_, " splits whose sum is the first dimension of ", whole.sizes(), ", got ",
-      splits, " on rank ", rank_, ". Give the rows for each rank.");
-  const auto of_row = rows == 0 ? 0 : whole.numel() / rows;
-  Splits numels;
-  for (const auto split : splits) numels.push_back(split * of_row);
-  return flat.split_with_sizes(numels);
+      rows.size() == static_cast<size_t>(size_) && whole.dim() > 0 && sum == whole.size(0),
+      "all_to_all: expected ", size_, " splits whose sum is the first dimension of ", whole.sizes(),
+      ", got ", rows, " on rank ", rank_, ". Give the rows for each rank.");
 }
 
 }  // namespace ddp

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +15,7 @@ namespace ddp {
 
 /// One call, normalised:
 ///
-/// | kind | `in` | `out` |
+/// | kind | inputs() | outputs() |
 /// |---|---|---|
 /// | all_reduce, broadcast, reduce | the tensors | the same |
 /// | all_gather | one tensor | one of each rank |
@@ -28,20 +29,62 @@ namespace ddp {
 /// all_to_all and reduce_scatter have one number of elements for each rank.
 struct Collective {
   using Tensors = std::vector<at::Tensor>;
+  using Rows = std::vector<int64_t>;
 
   CollectiveKind kind;
   c10d::OpType type;
   std::chrono::milliseconds timeout;
+  bool is_async = true;  ///< c10d's asyncOp: false lets NCCL use the current stream
+  /// What the caller gave, where that are tensors and not one tensor that has all parts.
   Tensors in = {}, out = {};
-  /// The tensor whose parts `in` or `out` are, where the caller gave one; contiguous.
+  /// The tensor of which each rank has a part, where the caller gave one; contiguous.
   at::Tensor whole_in = {}, whole_out = {};
+  /// The rows of each rank's part of whole_in and whole_out; empty: equally many.
+  Rows in_rows = {}, out_rows = {};
   c10d::ReduceOp op = c10d::ReduceOp::SUM;
   int root = -1;  ///< a rank of the group; -1: has none
+  int size = 1;   ///< of the group
 
+  /// `in`, or views of the parts of whole_in. Cost: a view for each rank.
+  Tensors inputs() const { return whole_in.defined() ? parts(whole_in, in_rows) : in; }
+  Tensors outputs() const { return whole_out.defined() ? parts(whole_out, out_rows) : out; }
   /// The caller's tensors that get values.
   Tensors results() const;
+  /// The first tensor that is sent, or received where this rank sends none. Not of a barrier.
+  const at::Tensor& first() const;
   /// The description that is equal on all ranks, if their calls match.
   CollectiveCall described() const;
+
+  /// Reads, or returns, c10d's options of a method.
+  template <typename Options>
+  static Collective make(CollectiveKind kind, c10d::OpType type, const Options& o, int size) {
+    Collective c{kind, type, o.timeout, o.asyncOp};
+    if constexpr (HasRoot<Options>::value) c.root = static_cast<int>(o.rootRank);
+    if constexpr (HasReduction<Options>::value) c.op = o.reduceOp;
+    c.size = size;
+    return c;
+  }
+  template <typename Options>
+  Options options() const {
+    Options o;
+    o.timeout = timeout;
+    o.asyncOp = is_async;
+    if constexpr (HasRoot<Options>::value) o.rootRank = root;
+    if constexpr (HasReduction<Options>::value) o.reduceOp = op;
+    return o;
+  }
+
+ private:
+  template <typename Options, typename = void>
+  struct HasRoot : std::false_type {};
+  template <typename Options>
+  struct HasRoot<Options, std::void_t<decltype(Options::rootRank)>> : std::true_type {};
+  template <typename Options, typename = void>
+  struct HasReduction : std::false_type {};
+  template <typename Options>
+  struct HasReduction<Options, std::void_t<decltype(Options::reduceOp)>> : std::true_type {};
+
+  Tensors parts(const at::Tensor& whole, const Rows& rows) const;
 };
 
 /// Converts the arguments of c10d's methods to a Collective.
@@ -83,7 +126,8 @@ class CollectiveForms {
   const Tensors& each(const char* call, const TensorLists& lists) const;
   void check_alike(
       const char* call, const Tensors& parts, const at::Tensor& like, int64_t numel) const;
-  Tensors parts(CollectiveKind kind, const at::Tensor& whole, const Splits& splits) const;
+  void check_contiguous(const char* call, const at::Tensor& whole) const;
+  void check_rows(const at::Tensor& whole, const Splits& rows) const;
   void check_count(const char* call, const Tensors& tensors) const;
   void check_lists_of(const char* call, bool is_root, size_t lists) const;
 

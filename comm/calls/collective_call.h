@@ -53,7 +53,7 @@ struct CollectiveCall {
 };
 
 /// \param tensors  those whose sizes and dtype are the same on all ranks: the output of a scatter,
-///        the input of a gather. DescribedCollectives has them for all collectives of c10d.
+///        the input of a gather.
 CollectiveCall describe_call(
     CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction = -1, int64_t root = -1);
 

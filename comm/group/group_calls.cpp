@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
@@ -13,6 +14,7 @@
 
 #include "base/executor.h"
 #include "group/monitored_group.h"
+#include "work/run_on.h"
 
 namespace ddp {
 namespace {
@@ -20,6 +22,39 @@ namespace {
 using Base = c10d::ProcessGroup;
 
 constexpr Deadline::Milliseconds kDeviceAbortTimeout{3000};
+
+/// The function of c10d's dispatcher that c10d::ProcessGroup calls.
+const char* dispatcher_name(c10d::OpType type) {
+  using c10d::OpType;
+  switch (type) {
+    case OpType::ALLREDUCE:
+      return "c10d::allreduce_";
+    case OpType::ALLREDUCE_COALESCED:
+      return "c10d::allreduce_coalesced_";
+    case OpType::BROADCAST:
+      return "c10d::broadcast_";
+    case OpType::REDUCE:
+      return "c10d::reduce_";
+    case OpType::ALLGATHER:
+      return "c10d::allgather_";
+    case OpType::_ALLGATHER_BASE:
+      return "c10d::_allgather_base_";
+    case OpType::GATHER:
+      return "c10d::gather_";
+    case OpType::SCATTER:
+      return "c10d::scatter_";
+    case OpType::REDUCE_SCATTER:
+      return "c10d::reduce_scatter_";
+    case OpType::_REDUCE_SCATTER_BASE:
+      return "c10d::_reduce_scatter_base_";
+    case OpType::ALLTOALL:
+      return "c10d::alltoall_";
+    case OpType::ALLTOALL_BASE:
+      return "c10d::alltoall_base_";
+    default:
+      return "c10d::barrier";
+  }
+}
 
 }  // namespace
 
@@ -52,8 +87,20 @@ void MonitoredGroup::check_in_use() const {
       " of ", getSize(), ". Make a new group, and a new wrapper of the module over it.");
 }
 
-WorkPtr MonitoredGroup::start_described(
-    const CollectiveCall& call, c10::DeviceType device, Start start) {
+WorkPtr MonitoredGroup::run(Collective c) {
+  const auto device = c.first().device().type();
+  RECORD_FUNCTION(dispatcher_name(c.type), std::vector<c10::IValue>(c.in.begin(), c.in.end()));
+  return recorded(c.described(), device, [&] { return run_on(*getBackend(device), std::move(c)); });
+}
+
+void MonitoredGroup::refused(Kind kind, const std::exception& error) {
+  if (getSize() == 1 || !monitor_ || !owner_.is_this_one()) return;
+  monitor_->fail(ddp::str(
+      to_text(kind), " could not be started on ", monitor_->rank_text(), ": ", text_of(error)));
+}
+
+WorkPtr MonitoredGroup::recorded(
+    const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start) {
   check_in_use();
   if (getSize() == 1) return start();
   const auto lane = CallHistory::lane_of(device);
@@ -97,50 +144,43 @@ void record_differentiable_call(
   own->record(call, tensor.device().type());
 }
 
-WorkPtr MonitoredGroup::DDP_GROUP_ALL_GATHER_SINGLE(
-    at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) {
-  return start(
-      Kind::kAllGather, to, [&] { return Base::DDP_GROUP_ALL_GATHER_SINGLE(to, from, o); });
-}
-
-WorkPtr MonitoredGroup::DDP_GROUP_REDUCE_SCATTER_SINGLE(
-    at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) {
-  const auto call = [&] { return Base::DDP_GROUP_REDUCE_SCATTER_SINGLE(to, from, o); };
-  return start(Kind::kReduceScatter, from, call, o.reduceOp.op_);
-}
-
-WorkPtr MonitoredGroup::DDP_GROUP_ALL_TO_ALL_SINGLE(
-    at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
-    std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) {
-  return start(Kind::kAllToAll, from, [&] {
-    return Base::DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
-  });
-}
-
-// Calls the backend, which needs no tensor: c10d::ProcessGroup makes one in a static variable,
-// which is a data race for ranks that are threads of one process. Chooses the device as c10d does,
-// and where that is the CPU, without a backend for it, one that has a backend.
+// Chooses the device as c10d does, and where that is the CPU, without a backend for it, one that
+// has a backend.
 WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
   const auto device = o.device                                ? o.device->type()
                       : getBackendType() == BackendType::NCCL ? c10::kCUDA
                                                               : barrier_device(*this).type();
-  return start_described(
+  RECORD_FUNCTION(dispatcher_name(OpType::BARRIER), c10::ArrayRef<const c10::IValue>());
+  return recorded(
       describe_call(Kind::kBarrier, {}), device, [&] { return getBackend(device)->barrier(o); });
+}
+
+c10d::Backend& MonitoredGroup::backend_of(const Tensors& message) {
+  DDP_CHECK_VALUE(
+      message.size() == 1, "send, recv: expected one tensor, got ", message.size(), " ",
+      on_rank_text(*this), ". Call it once for each.");
+  return *getBackend(message[0].device().type());
 }
 
 WorkPtr MonitoredGroup::send(Tensors& tensors, int dst, int tag) {
   check_in_use();
-  return watched_message(Base::send(tensors, dst, tag), tensors);
+  auto& backend = backend_of(tensors);
+  RECORD_FUNCTION("c10d::send", std::vector<c10::IValue>{tensors[0]});
+  return watched_message(backend.send(tensors, dst, tag), tensors);
 }
 
 WorkPtr MonitoredGroup::recv(Tensors& tensors, int src, int tag) {
   check_in_use();
-  return watched_message(Base::recv(tensors, src, tag), tensors);
+  auto& backend = backend_of(tensors);
+  RECORD_FUNCTION("c10d::recv_", std::vector<c10::IValue>{tensors[0]});
+  return watched_message(backend.recv(tensors, src, tag), tensors);
 }
 
 WorkPtr MonitoredGroup::recvAnysource(Tensors& tensors, int tag) {
   check_in_use();
-  return watched_message(Base::recvAnysource(tensors, tag), tensors);
+  auto& backend = backend_of(tensors);
+  RECORD_FUNCTION("c10d::recv_any_source_", std::vector<c10::IValue>{tensors[0]});
+  return watched_message(backend.recvAnysource(tensors, tag), tensors);
 }
 
 void MonitoredGroup::shutdown() {

@@ -7,19 +7,21 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/owner_process.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "calls/call_history.h"
-#include "calls/described_collectives.h"
 #include "group/group_recipe.h"
+#include "work/uniform.h"
 
 namespace ddp {
 
 /// A process group that this library made, with its monitor and the history of its calls.
+///
+/// Collectives go to the backends directly, and not through c10d's dispatcher, whose fallback for
+/// autograd boxes each call. Profilers see them by the dispatcher's names all the same.
 ///
 /// It is shut down only in the process that made it. A process that a rank forked has a copy of the
 /// group. There, collectives are errors, abort() and shutdown() do nothing, and dropping the last
@@ -32,11 +34,11 @@ namespace ddp {
 /// The end of a group waits for the collectives that have started on a device, with the monitor:
 /// NCCL's backend aborts in its destructor, so their results would be lost, and its shutdown()
 /// waits without a bound. After a failure such a backend is not shut down, for it is aborted.
-class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
+class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
  public:
   static c10::intrusive_ptr<MonitoredGroup> make(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
-  using DescribedCollectives::DescribedCollectives;  // for make()
+  using Uniform::Uniform;  // for make()
 
   /// Remembers under which name a device's backend is registered, which may itself say another.
   /// Before start_monitor().
@@ -72,13 +74,7 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   void abort() override;
   void release_resources() override;
 
-  WorkPtr DDP_GROUP_ALL_GATHER_SINGLE(
-      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override;
-  WorkPtr DDP_GROUP_REDUCE_SCATTER_SINGLE(
-      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override;
-  WorkPtr DDP_GROUP_ALL_TO_ALL_SINGLE(
-      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
-      std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override;
+  WorkPtr run(Collective collective) override;
   WorkPtr barrier(const c10d::BarrierOptions& o) override;
   /// Has the monitor watch a message, or a batch of them, and returns it.
   ///
@@ -90,7 +86,10 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  WorkPtr start_described(const CollectiveCall& call, c10::DeviceType device, Start start) override;
+  void refused(Kind kind, const std::exception& error) override;
+  WorkPtr recorded(
+      const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
+  c10d::Backend& backend_of(const Tensors& message);
   WorkPtr watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device);
   void finish();
   void finish_on_device();

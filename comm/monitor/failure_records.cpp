@@ -8,9 +8,12 @@ namespace {
 
 // Keys of the store:
 //   failure      why the job failed: the text of the first rank that failed
+//   error/R      what threw on rank R; "": nothing since
 //   reader/R     rank R has read the failure, or is not expected to
 //   first/K      how many ranks have tried to be the first to set K, if there is no compareSet
 constexpr const char* kFailure = "failure";
+
+std::string error_key(int rank) { return ddp::str("error/", rank); }
 
 std::string reader_key(int rank) { return ddp::str("reader/", rank); }
 
@@ -35,6 +38,20 @@ std::string record_failure(c10d::Store& store, const std::string& why) {
 std::optional<std::string> read_failure(c10d::Store& store) {
   if (!store.check({kFailure})) return std::nullopt;
   return store.get_to_str(kFailure);
+}
+
+void record_error(c10d::Store& store, int rank, const std::string& why) {
+  store.set(error_key(rank), why);
+}
+
+std::string read_errors(c10d::Store& store, const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    if (!store.check({error_key(rank)})) continue;
+    const auto why = store.get_to_str(error_key(rank));
+    if (!why.empty()) text += ddp::str(text.empty() ? "" : "; ", "rank ", rank, ": ", why);
+  }
+  return text;
 }
 
 void record_reader(c10d::Store& store, int rank) { store.set(reader_key(rank), std::string("1")); }

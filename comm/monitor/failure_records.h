@@ -15,6 +15,12 @@ namespace ddp {
 std::string record_failure(c10d::Store& store, const std::string& why);
 std::optional<std::string> read_failure(c10d::Store& store);
 
+/// Records what threw on `rank`, which may leave without recording a failure of the job; "": the
+/// rank goes on.
+void record_error(c10d::Store& store, int rank, const std::string& why);
+/// "rank 3: <what threw>" of each of `ranks` that has recorded it, "; " between them.
+std::string read_errors(c10d::Store& store, const std::vector<int>& ranks);
+
 /// Records that `rank` has read the failure.
 void record_reader(c10d::Store& store, int rank);
 /// Whether all of `ranks` have read the failure.

@@ -7,6 +7,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "monitor/failure_records.h"
 #include "monitor/job_monitor.h"
 #include "monitor/waits/late_wait.h"
 #include "monitor/waits/late_waits.h"
@@ -113,7 +114,20 @@ std::string GroupMonitor::describe_gone_ranks(milliseconds at_most) {
   return ddp::str(
       ranks_text(gone), " of ", job.size(), gone.size() == 1 ? " has" : " have",
       " ended, or left the process group",
-      hosted ? ddp::str(" (rank ", job.store_host(), " hosts the store)") : "");
+      hosted ? ddp::str(" (rank ", job.store_host(), " hosts the store)") : "", errors_of(gone));
+}
+
+/// " (rank 3: ...)" with what threw on these ranks before they left; "" if nothing is known.
+std::string GroupMonitor::errors_of(const std::vector<int>& ranks) {
+  auto& job = *setup_.job;
+  if (!job.store() || job.is_host_gone()) return "";
+  try {
+    const auto errors = job.executor().ask<std::string>(
+        [ranks](c10d::Store& store) { return read_errors(store, ranks); }, job.store_timeout());
+    return errors && !errors->empty() ? ddp::str(" (", *errors, ')') : "";
+  } catch (const std::exception&) {
+    return "";
+  }
 }
 
 /// "; rank 1 of 3 cannot be reached: its host is down, or the network to it"; "" if all hosts can

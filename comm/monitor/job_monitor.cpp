@@ -327,10 +327,23 @@ std::optional<std::string> JobMonitor::failure() const {
 
 void JobMonitor::note_error(const std::string& why) noexcept {
   try {
-    const std::lock_guard lock(mutex_);
-    last_error_ = why;
+    set_error(why);
   } catch (const std::exception&) {
+    // Out of memory or threads: the other ranks' texts lack the cause.
   }
+}
+
+/// The other ranks read it if this one leaves. Its end may not report it: autograd keeps the graph
+/// of a pass that threw, and with it the model and its groups, until the thread ends.
+void JobMonitor::set_error(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (last_error_ == why) return;
+    last_error_ = why;
+  }
+  if (!setup_.store || is_generation()) return;
+  executor().post(
+      [rank = setup_.rank, why](c10d::Store& store) { record_error(store, rank, why); });
 }
 
 void JobMonitor::note_agreed_error(std::vector<int> ranks) {
@@ -340,8 +353,8 @@ void JobMonitor::note_agreed_error(std::vector<int> ranks) {
 }
 
 void JobMonitor::clear_error() {
+  set_error("");
   const std::lock_guard lock(mutex_);
-  last_error_.clear();
   agreed_by_.clear();
 }
 

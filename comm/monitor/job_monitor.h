@@ -187,6 +187,7 @@ class JobMonitor {
       const std::vector<int>& ranks, std::chrono::milliseconds at_most) const;
   std::optional<std::string> failure_for_this_rank() const;
   std::string record(const std::string& why);
+  void set_error(const std::string& why);
   void abort_groups();
 
   const Setup setup_;

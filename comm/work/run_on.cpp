@@ -1,11 +1,11 @@
 #include "work/run_on.h"
 
-#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <ddp/internal/c10d_names.h>
 
-#include "work/exchange_flat.h"
+#include "work/uniform.h"
 
 namespace ddp {
 namespace {
@@ -14,55 +14,25 @@ using Kind = CollectiveKind;
 using OpType = c10d::OpType;
 using Tensors = Collective::Tensors;
 
-/// c10d's options, of which a Collective has these members.
-template <typename Options>
-Options timed(const Collective& c) {
-  Options options;
-  options.timeout = c.timeout;
-  return options;
-}
-template <typename Options>
-Options rooted(const Collective& c) {
-  auto options = timed<Options>(c);
-  options.rootRank = c.root;
-  return options;
-}
-template <typename Options>
-Options reducing(Options options, const Collective& c) {
-  options.reduceOp = c.op;
-  return options;
-}
-
 WorkPtr all_reduce_on(c10d::Backend& backend, const Collective& c) {
   auto tensors = c.in;
-  const auto options = reducing(timed<c10d::AllreduceCoalescedOptions>(c), c);
-  if (c.type == OpType::_ALLREDUCE_SPARSE) return backend.allreduce_sparse(tensors, options);
+  const auto options = c.options<c10d::AllreduceCoalescedOptions>();
+  // As c10d::ProcessGroup does.
+  if (c.in[0].is_sparse() && !c.in[0].is_cpu()) return backend.allreduce_sparse(tensors, options);
   if (c.type == OpType::ALLREDUCE) return backend.allreduce(tensors, options);
   return backend.allreduce_coalesced(tensors, options);
 }
 
-std::vector<int64_t> rows_of(const Tensors& parts, const at::Tensor& whole) {
-  const auto of_row = whole.numel() / std::max<int64_t>(1, whole.dim() > 0 ? whole.size(0) : 1);
-  std::vector<int64_t> rows;
-  for (const auto& part : parts) rows.push_back(of_row == 0 ? 0 : part.numel() / of_row);
-  return rows;
-}
-
 WorkPtr all_to_all_on(c10d::Backend& backend, const Collective& c) {
-  const auto options = timed<c10d::AllToAllOptions>(c);
-  if (!c.whole_in.defined()) {
-    return exchange_flat(c.out, c.in, [&](auto& to, auto& from, auto& received, auto& sent) {
-      return backend.DDP_ALL_TO_ALL_SINGLE(to, from, received, sent, options);
-    });
-  }
+  const auto options = c.options<c10d::AllToAllOptions>();
+  auto in = c.in, out = c.out;
+  if (!c.whole_in.defined()) return backend.alltoall(out, in, options);
   auto to = c.whole_out, from = c.whole_in;
-  auto received = rows_of(c.out, to), sent = rows_of(c.in, from);
+  auto received = c.out_rows, sent = c.in_rows;
   return backend.DDP_ALL_TO_ALL_SINGLE(to, from, received, sent, options);
 }
 
-}  // namespace
-
-WorkPtr run_on(c10d::Backend& backend, const Collective& c) {
+WorkPtr call_method(c10d::Backend& backend, const Collective& c) {
   auto in = c.in, out = c.out;
   auto to = c.whole_out, from = c.whole_in;
   std::vector<Tensors> of_each;
@@ -70,22 +40,23 @@ WorkPtr run_on(c10d::Backend& backend, const Collective& c) {
     case Kind::kAllReduce:
       return all_reduce_on(backend, c);
     case Kind::kBroadcast:
-      return backend.broadcast(in, rooted<c10d::BroadcastOptions>(c));
+      return backend.broadcast(in, c.options<c10d::BroadcastOptions>());
     case Kind::kReduce:
-      return backend.reduce(in, reducing(rooted<c10d::ReduceOptions>(c), c));
+      return backend.reduce(in, c.options<c10d::ReduceOptions>());
     case Kind::kAllGather:
-      if (to.defined())
-        return backend.DDP_ALL_GATHER_SINGLE(to, in[0], timed<c10d::AllgatherOptions>(c));
+      if (to.defined()) {
+        return backend.DDP_ALL_GATHER_SINGLE(to, in[0], c.options<c10d::AllgatherOptions>());
+      }
       of_each = {out};
-      return backend.allgather(of_each, in, timed<c10d::AllgatherOptions>(c));
+      return backend.allgather(of_each, in, c.options<c10d::AllgatherOptions>());
     case Kind::kGather:
       if (!out.empty()) of_each = {out};
-      return backend.gather(of_each, in, rooted<c10d::GatherOptions>(c));
+      return backend.gather(of_each, in, c.options<c10d::GatherOptions>());
     case Kind::kScatter:
       if (!in.empty()) of_each = {in};
-      return backend.scatter(out, of_each, rooted<c10d::ScatterOptions>(c));
+      return backend.scatter(out, of_each, c.options<c10d::ScatterOptions>());
     case Kind::kReduceScatter: {
-      const auto options = reducing(timed<c10d::ReduceScatterOptions>(c), c);
+      const auto options = c.options<c10d::ReduceScatterOptions>();
       if (from.defined()) return backend.DDP_REDUCE_SCATTER_SINGLE(out[0], from, options);
       of_each = {in};
       return backend.reduce_scatter(out, of_each, options);
@@ -93,12 +64,19 @@ WorkPtr run_on(c10d::Backend& backend, const Collective& c) {
     case Kind::kAllToAll:
       return all_to_all_on(backend, c);
     case Kind::kBarrier:
-      return backend.barrier(timed<c10d::BarrierOptions>(c));
+      return backend.barrier(c.options<c10d::BarrierOptions>());
     case Kind::kDifferentiable:
     case Kind::kMessage:
       break;
   }
   TORCH_INTERNAL_ASSERT(false, "no collective");
+}
+
+}  // namespace
+
+WorkPtr run_on(c10d::Backend& backend, Collective collective) {
+  auto* const runner = dynamic_cast<CollectiveRunner*>(&backend);
+  return runner ? runner->run(std::move(collective)) : call_method(backend, collective);
 }
 
 }  // namespace ddp

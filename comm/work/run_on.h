@@ -5,7 +5,7 @@
 
 namespace ddp {
 
-/// Calls the method of a backend that has the collective's form.
-WorkPtr run_on(c10d::Backend& backend, const Collective& collective);
+/// Runs the collective, or calls the method of a class of others that has its form.
+WorkPtr run_on(c10d::Backend& backend, Collective collective);
 
 }  // namespace ddp

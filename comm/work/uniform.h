@@ -13,11 +13,18 @@
 
 namespace ddp {
 
+/// Starts collectives in one method.
+class CollectiveRunner {
+ public:
+  virtual ~CollectiveRunner() = default;
+  virtual c10::intrusive_ptr<c10d::Work> run(Collective collective) = 0;
+};
+
 /// Overrides c10d's collectives, and passes each to run() in one form.
 ///
-/// \tparam Base  c10d::Backend, or a class that derives from it.
+/// \tparam Base  c10d::Backend, c10d::ProcessGroup, or a class that derives from one of them.
 template <typename Base>
-class Uniform : public Base {
+class Uniform : public Base, public CollectiveRunner {
  public:
   using Base::Base;
   using Tensors = std::vector<at::Tensor>;
@@ -32,10 +39,6 @@ class Uniform : public Base {
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
     return start(Kind::kAllReduce, [&] { return forms().all_reduce(OpType::ALLREDUCE, t, o); });
-  }
-  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return start(
-        Kind::kAllReduce, [&] { return forms().all_reduce(OpType::_ALLREDUCE_SPARSE, t, o); });
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
     return start(
@@ -97,12 +100,10 @@ class Uniform : public Base {
         Kind::kAllToAll, [&] { return forms().all_to_all(to, from, to_splits, from_splits, o); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    return run({Kind::kBarrier, OpType::BARRIER, o.timeout});
+    return run(Collective::make(Kind::kBarrier, OpType::BARRIER, o, this->size_));
   }
 
  protected:
-  /// Starts the collective.
-  virtual WorkPtr run(Collective collective) = 0;
   /// This rank's call did not fit the group, and the other ranks wait for it.
   virtual void refused(Kind /*kind*/, const std::exception& /*error*/) {}
 

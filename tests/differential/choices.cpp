@@ -602,6 +602,7 @@ const std::vector<Rule>& rules() {
        "?expected an optimizer of this model's parameters"},
       {"graph=find_unused", "training=zero1|zero1_overlap", "?expected stage 2 in a join()",
        "join=none"},
+      {"graph=find_unused", "resumed_as=zero1", "?expected stage 2 in a join()", "join=none"},
       {"layer=in_place_on_input", "training=fsdp", "?to leave its arguments as they are"},
       {"stepping=in_backward", "training=zero2_overlap", "expected gradients on every rank"},
       {"layer=buffers", "change=freeze", "?is not needed when a module doesn't have any parameter"},

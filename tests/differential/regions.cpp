@@ -117,11 +117,14 @@ void Averages::after_step(int step, const OfAll& ranks) {
     const auto size = outer_.numel() * (f + 1) / outer.fragments - from_;
     mean_ = torch::zeros({size}, torch::kDouble);
     const double of_wire = precision_of(program_).of_wire;
+    double largest = 0;
     for (const auto& parameters : ranks) {
-      auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
-      noise_.add(own, 4 * of_wire, of_wire * 1e-3 * own.abs().max().item<double>());
+      const auto own = outer_.narrow(0, from_, size) - flat_of(parameters).narrow(0, from_, size);
+      largest = std::max(largest, own.abs().max().item<double>());
       mean_ += own / static_cast<double>(ranks.size());
     }
+    // Not of each rank's: of a single element they cancelled in all noises.
+    noise_.add(mean_, 0, 4 * of_wire * largest);
     due_ = step + outer.overlap;
     if (outer.overlap == 0) arrive(ranks);
   }

@@ -106,24 +106,25 @@ class LikeNccl : public backends::shm::FallbackBackend {
   }
   const std::string getBackendName() const override { return "nccl"; }
 
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    auto sums = options;
-    auto staged = copies(tensors);
-    average = options.reduceOp == c10d::ReduceOp::AVG;
-    if (average) {
-      for (auto& t : staged) t.div_(getSize());
-      sums.reduceOp = c10d::ReduceOp::SUM;
+  WorkPtr run(Collective c) override {
+    if (c.kind == Kind::kBarrier) {
+      auto work = queue(FallbackBackend::run(std::move(c)), {}, {});
+      work->blocks_host = true;
+      return work;
     }
-    latest = queue(FallbackBackend::allreduce(staged, sums), tensors, staged);
-    return latest;
-  }
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    auto staged = copies(tensors);
-    return queue(FallbackBackend::broadcast(staged, options), tensors, staged);
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    auto work = queue(FallbackBackend::barrier(options), {}, {});
-    work->blocks_host = true;
+    if (c.kind != Kind::kAllReduce && c.kind != Kind::kBroadcast) {
+      return FallbackBackend::run(std::move(c));
+    }
+    const auto targets = c.out;
+    const auto staged = c.in = c.out = copies(targets);
+    const bool reduces = c.kind == Kind::kAllReduce;
+    if (reduces) average = c.op == c10d::ReduceOp::AVG;
+    if (reduces && average) {
+      for (const auto& t : staged) t.div_(getSize());
+      c.op = c10d::ReduceOp::SUM;
+    }
+    auto work = queue(FallbackBackend::run(std::move(c)), targets, staged);
+    if (reduces) latest = work;
     return work;
   }
 

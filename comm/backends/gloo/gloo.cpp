@@ -21,7 +21,6 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
@@ -29,9 +28,9 @@
 #include "backends/registry.h"
 #include "backends/tags.h"
 #include "base/deadline.h"
-#include "calls/described_collectives.h"
 #include "store/bounded_store.h"
 #include "work/composite_work.h"
+#include "work/uniform.h"
 
 namespace ddp::backends {
 namespace {
@@ -45,19 +44,6 @@ std::recursive_mutex& start_mutex() {
   return mutex;
 }
 
-/// The ranks' parts of a tensor of an all-to-all.
-///
-/// \param splits  rows of each; empty: equally many.
-std::vector<at::Tensor> parts_of(
-    const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks) {
-  DDP_CHECK_VALUE(
-      tensor.is_contiguous(),
-      "Gloo: all_to_all: expected contiguous tensors, got one that is not. Call contiguous().");
-  c10d::checkSplitSizes(splits, tensor, ranks);
-  if (splits.empty()) return tensor.tensor_split(ranks);
-  return tensor.split_with_sizes(splits);
-}
-
 /// ProcessGroupGloo with these differences:
 ///   - threads may start collectives in several groups at once
 ///   - messages of different collectives are not matched: see tag_with()
@@ -66,10 +52,10 @@ std::vector<at::Tensor> parts_of(
 ///   - abort() fails the pending collectives and all later ones, and does not wait for their end
 ///   - sends and receives use the group's timeout, not the timeout of connecting, and can be
 ///     polled; messages describe themselves, see MessageHeader
-class Gloo : public DescribedCollectives<ProcessGroupGloo> {
+class Gloo : public Uniform<ProcessGroupGloo> {
  public:
   using Base = ProcessGroupGloo;
-  using DescribedCollectives::DescribedCollectives;
+  using Uniform::Uniform;
 
   // An exchange uses members of this class, which go before the threads do.
   ~Gloo() override {
@@ -78,50 +64,11 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     while (*pending_exchanges_ > 0) std::this_thread::sleep_for(kPoll);
   }
 
-  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    const auto call = [&] { return Base::allreduce_sparse(t, o); };
-    return start(Kind::kAllReduce, t, call, o.reduceOp.op_);
-  }
-  WorkPtr DDP_ALL_GATHER_SINGLE(
-      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    return start(Kind::kAllGather, from, [&] { return Base::DDP_ALL_GATHER_SINGLE(to, from, o); });
-  }
-  WorkPtr allgather_into_tensor_coalesced(
-      Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return start(
-        Kind::kAllGather, from, [&] { return Base::allgather_into_tensor_coalesced(to, from, o); });
-  }
-  WorkPtr reduce_scatter(
-      Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    Tensors parts;
-    int64_t first = 0;
-    for (size_t rank = 0; rank < from.at(0).size(); ++rank) {
-      parts.push_back(from[0][rank].reshape({-1}));
-      if (rank < static_cast<size_t>(rank_)) first += parts.back().numel();
-    }
-    return reduce_part(to.at(0), at::cat(parts), first, o);
-  }
-  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
-      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    const auto copy = from.reshape({-1}).clone();
-    return reduce_part(to, copy, copy.numel() / size_ * rank_, o);
-  }
-  WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    std::vector<WorkPtr> works;
-    for (size_t i = 0; i < to.size(); ++i) {
-      works.push_back(DDP_REDUCE_SCATTER_SINGLE(to[i], from.at(i), o));
-    }
-    return combine_works(std::move(works), to);
-  }
-  WorkPtr DDP_ALL_TO_ALL_SINGLE(
-      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
-      std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
-    return start(
-        Kind::kAllToAll, from, [&] { return exchange(to, from, to_splits, from_splits, o); });
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    return start(Kind::kBarrier, {}, [&] { return Base::barrier(o); });
+  WorkPtr run(Collective c) override {
+    return begin([&] {
+      tag_with(c.described());
+      return start(c);
+    });
   }
 
   WorkPtr send(Tensors& t, int dst, int tag) override {
@@ -181,22 +128,65 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
                          (collectiveCounter_ & kCountMask);
   }
 
+  WorkPtr start(const Collective& c) {
+    auto in = c.in, out = c.out;
+    auto whole = c.whole_out;
+    std::vector<Tensors> of_each;
+    switch (c.kind) {
+      case Kind::kAllReduce:
+        if (c.type == OpType::ALLREDUCE) {
+          return Base::allreduce(in, c.options<c10d::AllreduceOptions>());
+        }
+        return Base::allreduce_coalesced(in, c.options<c10d::AllreduceCoalescedOptions>());
+      case Kind::kBroadcast:
+        return Base::broadcast(in, c.options<c10d::BroadcastOptions>());
+      case Kind::kReduce:
+        return Base::reduce(in, c.options<c10d::ReduceOptions>());
+      case Kind::kAllGather:
+        if (whole.defined()) {
+          return Base::DDP_ALL_GATHER_SINGLE(whole, in[0], c.options<c10d::AllgatherOptions>());
+        }
+        of_each = {out};
+        return Base::allgather(of_each, in, c.options<c10d::AllgatherOptions>());
+      case Kind::kGather:
+        if (!out.empty()) of_each = {out};
+        return Base::gather(of_each, in, c.options<c10d::GatherOptions>());
+      case Kind::kScatter:
+        if (!in.empty()) of_each = {in};
+        return Base::scatter(out, of_each, c.options<c10d::ScatterOptions>());
+      case Kind::kReduceScatter:
+        return reduce_parts(c);
+      case Kind::kAllToAll:
+        return exchange(c);
+      default:
+        return Base::barrier(c.options<c10d::BarrierOptions>());
+    }
+  }
+
   // A reduce-scatter, which Gloo does not have: an all-reduce of everything, as in
   // ProcessGroupGloo. But ProcessGroupGloo's handle is complete only once its wait() has returned,
   // never if it throws, and has no future.
-  WorkPtr reduce_part(
-      const at::Tensor& to, const at::Tensor& all, int64_t first,
-      const c10d::ReduceScatterOptions& o) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = o.reduceOp;
-    options.timeout = o.timeout;
+  WorkPtr reduce_parts(const Collective& c) {
+    const auto own = static_cast<size_t>(rank_);
+    at::Tensor all, part;
+    if (c.whole_in.defined()) {
+      all = c.whole_in.reshape({-1}).clone();
+      part = all.tensor_split(size_)[own];
+    } else {
+      Tensors parts;
+      std::vector<int64_t> numels;
+      for (const auto& in : c.in) {
+        parts.push_back(in.reshape({-1}));
+        numels.push_back(in.numel());
+      }
+      all = at::cat(parts);
+      part = all.split_with_sizes(numels)[own];
+    }
     Tensors tensors{all};
-    const auto call = [&] { return Base::allreduce(tensors, options); };
-    const auto work = start(Kind::kReduceScatter, tensors, call, o.reduceOp.op_);
-    const auto copy_part = [to, part = all.narrow(0, first, to.numel())] {
-      at::Tensor(to).copy_(part.view(to.sizes()));
-    };
-    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, Tensors{to});
+    const auto work =
+        begin([&] { return Base::allreduce(tensors, c.options<c10d::AllreduceOptions>()); });
+    const auto copy_part = [to = c.out[0], part] { at::Tensor(to).copy_(part.view(to.sizes())); };
+    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, c.out);
   }
 
   /// Starts to send a packet, and the elements of a long message.
@@ -222,10 +212,10 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   /// The end of an all-to-all, on one of Gloo's threads.
   class Exchange : public AsyncWork {
    public:
-    Exchange(Gloo& gloo, at::Tensor from, at::Tensor to, std::chrono::milliseconds timeout)
+    Exchange(Gloo& gloo, Tensors from, Tensors to, std::chrono::milliseconds timeout)
         : AsyncWork(
-              gloo.contexts_[0], {{to}}, c10d::OpType::ALLTOALL_BASE, ++gloo.seq_, timeout,
-              "gloo:all_to_all", Tensors{from}),
+              gloo.contexts_[0], {to}, c10d::OpType::ALLTOALL_BASE, ++gloo.seq_, timeout,
+              "gloo:all_to_all", from),
           gloo_(gloo),
           pending_(gloo.pending_exchanges_),
           from_(std::move(from)),
@@ -241,12 +231,12 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
         wait(part.packet_arrived);
         gloo_.check_part(part);
         part.elements_arrived ? wait(part.elements_arrived) : copy_elements(part.packet, part.host);
-        if (!part.output.is_cpu()) at::Tensor(part.output).copy_(part.host);
+        if (!part.host.is_same(part.output)) at::Tensor(part.output).copy_(part.host);
       }
       for (const auto& work : sent) wait(work);
     }
-    const Tensors getInputTensors() override { return {from_}; }
-    const Tensors getOutputTensors() override { return {to_}; }
+    const Tensors getInputTensors() override { return from_; }
+    const Tensors getOutputTensors() override { return to_; }
 
     std::vector<WorkPtr> sent;
     std::vector<ReceivedPart> received;
@@ -254,27 +244,26 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
    private:
     Gloo& gloo_;
     const std::shared_ptr<std::atomic<int>> pending_;
-    const at::Tensor from_, to_;
+    const Tensors from_, to_;
   };
 
   // An all-to-all, made of messages: in Gloo's, a part of another size than the receiver expects
   // would end the process.
-  WorkPtr exchange(
-      const at::Tensor& to, const at::Tensor& from, const std::vector<int64_t>& to_splits,
-      const std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) {
-    const auto timeout = o.timeout == c10d::kUnsetTimeout ? options_->timeout : o.timeout;
-    auto exchange = c10::make_intrusive<Exchange>(*this, from, to, timeout);
-    const auto outputs = parts_of(to, to_splits, size_);
-    const auto inputs = parts_of(from.cpu(), from_splits, size_);
-    const int tag = kAllToAllTag + static_cast<int>(from.scalar_type());
+  WorkPtr exchange(const Collective& c) {
+    const auto timeout = c.timeout == c10d::kUnsetTimeout ? options_->timeout : c.timeout;
+    const auto inputs = c.inputs(), outputs = c.outputs();
+    auto exchange = c10::make_intrusive<Exchange>(*this, inputs, c.results(), timeout);
+    const int tag = kAllToAllTag + static_cast<int>(c.first().scalar_type());
     for (int peer = 0; peer < size_; ++peer) {
       const auto& output = outputs[static_cast<size_t>(peer)];
       const auto& input = inputs[static_cast<size_t>(peer)];
       if (peer == rank_) {
-        at::Tensor(output).copy_(input);
+        at::Tensor(output).copy_(input.reshape(output.sizes()));
         continue;
       }
-      for (auto& work : send_message(input, peer, tag)) exchange->sent.push_back(std::move(work));
+      for (auto& work : send_message(input.cpu().contiguous(), peer, tag)) {
+        exchange->sent.push_back(std::move(work));
+      }
       exchange->received.push_back(receive_part(output, peer, tag));
     }
     ++*pending_exchanges_;
@@ -283,8 +272,9 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   }
 
   ReceivedPart receive_part(const at::Tensor& output, int source, int tag) {
+    const bool in_place = output.is_cpu() && output.is_contiguous();
     const auto host =
-        output.is_cpu() ? output : at::empty_like(output, output.options().device(at::kCPU));
+        in_place ? output : at::empty(output.sizes(), output.options().device(at::kCPU));
     ReceivedPart part{source, output, host, empty_packet(), {}, {}};
     Tensors packet{part.packet};
     part.packet_arrived = Base::recv(packet, source, tag);
@@ -302,14 +292,6 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
         part.source, " sends ", header.numel, " to rank ", rank_, ", which expects ",
         part.output.numel(),
         ". Let the output splits on each rank be the other ranks' input splits for it.");
-  }
-
-  WorkPtr start_described(
-      const CollectiveCall& call, c10::DeviceType /*device*/, Start start) override {
-    return begin([&] {
-      tag_with(call);
-      return start();
-    });
   }
 
   // Checks for abort(): Gloo would fail too, but with an error about another call.
@@ -468,7 +450,6 @@ RegisteredBackend describe_gloo() {
   gloo.capabilities = [] {
     BackendCapabilities capabilities;
     capabilities.falls_back_to_gloo = true;
-    capabilities.exchanges_lists = false;
     capabilities.reductions = &reductions_of_gloo();
     return capabilities;
   };

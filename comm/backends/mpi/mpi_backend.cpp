@@ -65,7 +65,7 @@ void check_numel(const char* call, int64_t numel, int64_t expected) {
 }
 
 void check_reduction(const Collective& c) {
-  for (const auto& tensor : c.in) {
+  for (const auto& tensor : c.inputs()) {
     DDP_CHECK_VALUE(
         shm::can_reduce(tensor.scalar_type(), c.op), "mpi: ", to_text(c.kind),
         ": expected a dtype and an operation that it can reduce, got ", to_text(c.op.op_), " of ",
@@ -129,8 +129,9 @@ MpiBackend::WorkPtr MpiBackend::start(
 
 MpiBackend::WorkPtr MpiBackend::run(Collective c) {
   if (c.kind == Kind::kAllReduce && c.in[0].is_sparse()) return reduce_sparse(c);
-  check_tensors(to_text(c.kind), c.in);
-  check_tensors(to_text(c.kind), c.out);
+  const auto in = c.inputs(), out = c.outputs();
+  check_tensors(to_text(c.kind), in);
+  check_tensors(to_text(c.kind), out);
   const auto ranks = static_cast<size_t>(size_);
   Tensors of_root(ranks);
   switch (c.kind) {
@@ -143,15 +144,15 @@ MpiBackend::WorkPtr MpiBackend::run(Collective c) {
     case Kind::kReduceScatter:
       return reduce_parts(c);
     case Kind::kAllGather:
-      return exchange(c, Tensors(ranks, memory_of(c.in[0])), c.out);
+      return exchange(c, Tensors(ranks, memory_of(in[0])), out);
     case Kind::kGather:
-      of_root[static_cast<size_t>(c.root)] = c.in[0];
-      return exchange(c, of_root, c.out);
+      of_root[static_cast<size_t>(c.root)] = in[0];
+      return exchange(c, of_root, out);
     case Kind::kScatter:
-      of_root[static_cast<size_t>(c.root)] = c.out[0];
-      return exchange(c, c.in, of_root);
+      of_root[static_cast<size_t>(c.root)] = out[0];
+      return exchange(c, in, of_root);
     case Kind::kAllToAll:
-      return exchange(c, c.in, c.out);
+      return exchange(c, in, out);
     default: {
       const auto nothing = at::empty({0}, at::kByte);
       return exchange(c, Tensors(ranks, nothing), Tensors(ranks, nothing));

@@ -299,6 +299,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "what threw on a rank that leaves later is in the others' texts",
+    "[comm][ranks][errors][monitor]") {
+  const bool goes_on = GENERATE(false, true);
+  CAPTURE(goes_on);
+  std::string seen;
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        sum(self.group);
+        const auto monitor = monitor_of(self.group);
+        if (self.rank == 1) {
+          monitor->note_error("backward threw on rank 1 of 2: boom");
+          if (goes_on) monitor->clear_error();
+          return;
+        }
+        seen = timed_error_of([&] { collective("all_reduce", self.group); }).error;
+      },
+      kLongTimeout);
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK_THAT(seen, ContainsText("rank 1 of 2 has ended, or left the process group"));
+  const auto cause = ContainsText("group (rank 1: backward threw on rank 1 of 2: boom)");
+  if (goes_on) {
+    CHECK_THAT(seen, !cause);
+  } else {
+    CHECK_THAT(seen, cause);
+  }
+}
+
 TEST_CASE("a rank that is only slow causes no error", "[comm][ranks][monitor]") {
   // Longer than finding that a peer is gone takes; and longer than the first check.
   const auto [way, late] = GENERATE(

@@ -71,15 +71,15 @@ class FallbackBackend : public Uniform<c10d::Backend> {
     if (work) work->wait();
   }
 
- protected:
-  const std::shared_ptr<GlooCarrier>& shared_gloo() const { return gloo_; }
-
   WorkPtr run(Collective c) override {
     if (c.kind != Kind::kBarrier) used_gloo_ = true;
     auto results = c.results();
     return gloo_->start(
         c.type, std::move(results), [c = std::move(c)](auto& gloo) { return run_on(gloo, c); });
   }
+
+ protected:
+  const std::shared_ptr<GlooCarrier>& shared_gloo() const { return gloo_; }
 
   /// Whether Gloo has been given a collective since the last call. The same on all ranks if their
   /// calls match.

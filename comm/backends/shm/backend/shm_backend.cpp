@@ -23,11 +23,10 @@ namespace {
 
 /// Whether all tensors are plain, and of one dtype.
 bool are_plain(const Collective& c) {
-  const auto dtype = (c.in.empty() ? c.out : c.in)[0].scalar_type();
-  const auto fits = [dtype](const at::Tensor& t) {
-    return is_plain(t) && t.scalar_type() == dtype;
+  const auto fits = [dtype = c.first().scalar_type()](const at::Tensor& t) {
+    return !t.defined() || (is_plain(t) && t.scalar_type() == dtype);
   };
-  return std::all_of(c.in.begin(), c.in.end(), fits) &&
+  return fits(c.whole_in) && fits(c.whole_out) && std::all_of(c.in.begin(), c.in.end(), fits) &&
          std::all_of(c.out.begin(), c.out.end(), fits);
 }
 
@@ -97,10 +96,7 @@ ShmBackend::WorkPtr ShmBackend::fall_back(Collective c) {
   call.timeout = c.timeout;
   call.descriptor.kind = c.kind;
   call.descriptor.carrier = Carrier::kGloo;
-  const auto& described = c.in.empty() ? c.out : c.in;
-  if (!described.empty()) {
-    call.descriptor.dtype = static_cast<int32_t>(described[0].scalar_type());
-  }
+  call.descriptor.dtype = static_cast<int32_t>(c.first().scalar_type());
   auto announced = start(std::move(call), c.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
   auto results = c.results();
@@ -125,7 +121,7 @@ ShmBackend::WorkPtr ShmBackend::run(Collective c) {
   const bool is_list_alone = c.type == c10d::OpType::ALLREDUCE && c.in.size() > 1;
   const bool is_ours = are_plain(c) && !is_list_alone &&
                        (!reduces || can_reduce(c.out[0].scalar_type(), c.op)) &&
-                       (c.kind != Kind::kReduceScatter || are_like(c.in, c.out[0]));
+                       (c.type != c10d::OpType::REDUCE_SCATTER || are_like(c.in, c.out[0]));
   if (!is_ours) return fall_back(std::move(c));
   return abort_on_error(to_text(c.kind), [&] { return run_in_memory(c); });
 }
@@ -244,7 +240,7 @@ ShmBackend::WorkPtr ShmBackend::gather_all(const Collective& c) {
   Call call;
   call.keep(memory);
   call.descriptor = describe(Kind::kAllGather, memory, *arena_);
-  call.reduce_step = [outputs = c.out, memory](const auto& buffers) {
+  call.reduce_step = [outputs = c.outputs(), memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       assign(outputs[rank], at_buffer(buffers[rank], memory));
     }
@@ -274,7 +270,8 @@ ShmBackend::WorkPtr ShmBackend::reduce_parts(const Collective& c) {
 }
 
 ShmBackend::WorkPtr ShmBackend::exchange(const Collective& c) {
-  const auto exchanged = std::make_shared<ExchangedTensors>(c.out, c.in, *arena_, rank_);
+  const auto exchanged =
+      std::make_shared<ExchangedTensors>(c.outputs(), c.inputs(), *arena_, rank_);
   Call call;
   call.memory = exchanged;
   call.descriptor = exchanged->descriptor();
