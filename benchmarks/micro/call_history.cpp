@@ -24,7 +24,7 @@ double nanoseconds(const Call& call) {
 void measure_call_history(int rounds) {
   const std::vector<at::Tensor> tensors{at::ones({1000})};
   const auto describe = [&] {
-    return ddp::describe_call(ddp::CollectiveKind::kAllReduce, tensors, /*reduction=*/0);
+    return ddp::describe_call(ddp::CollectiveKind::AllReduce, tensors, /*reduction=*/0);
   };
   ddp::CallHistory history;
   uint64_t tags = 0;

@@ -16,8 +16,8 @@ namespace ddp {
 /// What a Checkpointer saves and loads, where, and with which ranks.
 struct CheckpointedRun {
   CheckpointedRun(std::string path, const CheckpointerOptions& given)
-      : options(CheckpointerOptions(given).process_group({})),
-        group(given.process_group() ? given.process_group() : default_group()),
+      : options(CheckpointerOptions(given).process_group(GroupArg())),
+        group(given.process_group().get()),
         folder(std::move(path)),
         peers(group) {}
 

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/completed_work.h"
-#include "work/uniform.h"
 
 namespace ddp::backends {
 

@@ -26,24 +26,24 @@ class MirrorBackend : public LocalBackend {
     const auto own = static_cast<size_t>(getRank());
     const auto in = c.inputs(), outputs = c.outputs();
     switch (c.kind) {
-      case Kind::kScatter:
+      case Kind::Scatter:
         refuse("scatter");
-      case Kind::kAllGather:
-      case Kind::kGather:
+      case Kind::AllGather:
+      case Kind::Gather:
         for (const auto& out : outputs) overwrite(out, in[0]);
         break;
-      case Kind::kReduceScatter:
+      case Kind::ReduceScatter:
         overwrite(outputs[0], in[own]);
         reduce_in_place(outputs[0], c.op);
         break;
-      case Kind::kAllToAll:
+      case Kind::AllToAll:
         for (const auto& out : outputs) {
           if (out.numel() != in[own].numel()) refuse("all_to_all_single of unequal parts");
           overwrite(out, in[own]);
         }
         break;
-      case Kind::kAllReduce:
-      case Kind::kReduce:
+      case Kind::AllReduce:
+      case Kind::Reduce:
         for (const auto& tensor : outputs) reduce_in_place(tensor, c.op);
         break;
       default:  // a broadcast, a barrier

@@ -1,10 +1,12 @@
-#include "calls/collective.h"
+#include <ddp/collective.h>
 
 #include <numeric>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ddp/internal/check.h>
+
+#include "calls/collective_call.h"
 
 namespace ddp {
 
@@ -24,9 +26,9 @@ const at::Tensor& Collective::first() const {
 
 CollectiveCall Collective::described() const {
   const bool reduces =
-      kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+      kind == Kind::AllReduce || kind == Kind::Reduce || kind == Kind::ReduceScatter;
   const int reduction = reduces ? static_cast<int>(op.op_) : -1;
-  const bool by_output = kind == Kind::kAllGather || kind == Kind::kScatter;
+  const bool by_output = kind == Kind::AllGather || kind == Kind::Scatter;
   const auto& whole = by_output ? whole_out : whole_in;
   if (whole.defined()) return describe_call(kind, whole, reduction, root);
   return describe_call(kind, by_output ? out : in, reduction, root);
@@ -44,10 +46,12 @@ Collective::Tensors Collective::parts(const at::Tensor& whole, const Rows& rows)
   return flat.split_with_sizes(numels);
 }
 
+namespace detail {
+
 Collective CollectiveForms::all_reduce(
     OpType type, const Tensors& t, const c10d::AllreduceOptions& o) const {
   DDP_CHECK_VALUE(!t.empty(), "all_reduce: expected a tensor, got none on rank ", rank_, ".");
-  auto c = Collective::make(Kind::kAllReduce, type, o, size_);
+  auto c = Collective::make(Kind::AllReduce, type, o, size_);
   c.in = c.out = t;
   return c;
 }
@@ -55,7 +59,7 @@ Collective CollectiveForms::all_reduce(
 Collective CollectiveForms::broadcast(const Tensors& t, const c10d::BroadcastOptions& o) const {
   check_one("broadcast", t);
   check_root("broadcast", o.rootRank);
-  auto c = Collective::make(Kind::kBroadcast, OpType::BROADCAST, o, size_);
+  auto c = Collective::make(Kind::Broadcast, OpType::BROADCAST, o, size_);
   c.in = c.out = t;
   return c;
 }
@@ -63,7 +67,7 @@ Collective CollectiveForms::broadcast(const Tensors& t, const c10d::BroadcastOpt
 Collective CollectiveForms::reduce(const Tensors& t, const c10d::ReduceOptions& o) const {
   check_one("reduce", t);
   check_root("reduce", o.rootRank);
-  auto c = Collective::make(Kind::kReduce, OpType::REDUCE, o, size_);
+  auto c = Collective::make(Kind::Reduce, OpType::REDUCE, o, size_);
   c.in = c.out = t;
   return c;
 }
@@ -71,7 +75,7 @@ Collective CollectiveForms::reduce(const Tensors& t, const c10d::ReduceOptions& 
 Collective CollectiveForms::all_gather(
     const TensorLists& to, const Tensors& from, const c10d::AllgatherOptions& o) const {
   check_one("all_gather", from);
-  auto c = Collective::make(Kind::kAllGather, OpType::ALLGATHER, o, size_);
+  auto c = Collective::make(Kind::AllGather, OpType::ALLGATHER, o, size_);
   c.in = from;
   c.out = each("all_gather", to);
   check_alike("all_gather", c.out, from[0], from[0].numel());
@@ -82,7 +86,7 @@ Collective CollectiveForms::all_gather(
     const at::Tensor& to, const at::Tensor& from, const c10d::AllgatherOptions& o) const {
   check_alike("all_gather", {to}, from, from.numel() * size_);
   check_contiguous("all_gather", to);
-  auto c = Collective::make(Kind::kAllGather, OpType::_ALLGATHER_BASE, o, size_);
+  auto c = Collective::make(Kind::AllGather, OpType::_ALLGATHER_BASE, o, size_);
   c.in = {from};
   c.whole_out = to;
   return c;
@@ -92,7 +96,7 @@ Collective CollectiveForms::gather(
     const TensorLists& to, const Tensors& from, const c10d::GatherOptions& o) const {
   check_one("gather", from);
   check_root("gather", o.rootRank);
-  auto c = Collective::make(Kind::kGather, OpType::GATHER, o, size_);
+  auto c = Collective::make(Kind::Gather, OpType::GATHER, o, size_);
   c.in = from;
   if (c.root == rank_) {
     c.out = each("gather", to);
@@ -107,7 +111,7 @@ Collective CollectiveForms::scatter(
     const Tensors& to, const TensorLists& from, const c10d::ScatterOptions& o) const {
   check_one("scatter", to);
   check_root("scatter", o.rootRank);
-  auto c = Collective::make(Kind::kScatter, OpType::SCATTER, o, size_);
+  auto c = Collective::make(Kind::Scatter, OpType::SCATTER, o, size_);
   c.out = to;
   if (c.root == rank_) {
     c.in = each("scatter", from);
@@ -121,7 +125,7 @@ Collective CollectiveForms::scatter(
 Collective CollectiveForms::reduce_scatter(
     const Tensors& to, const TensorLists& from, const c10d::ReduceScatterOptions& o) const {
   check_one("reduce_scatter", to);
-  auto c = Collective::make(Kind::kReduceScatter, OpType::REDUCE_SCATTER, o, size_);
+  auto c = Collective::make(Kind::ReduceScatter, OpType::REDUCE_SCATTER, o, size_);
   c.in = each("reduce_scatter", from);
   check_alike("reduce_scatter", {c.in[static_cast<size_t>(rank_)]}, to[0], to[0].numel());
   c.out = to;
@@ -131,7 +135,7 @@ Collective CollectiveForms::reduce_scatter(
 Collective CollectiveForms::reduce_scatter(
     const at::Tensor& to, const at::Tensor& from, const c10d::ReduceScatterOptions& o) const {
   check_alike("reduce_scatter", {from}, to, to.numel() * size_);
-  auto c = Collective::make(Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, o, size_);
+  auto c = Collective::make(Kind::ReduceScatter, OpType::_REDUCE_SCATTER_BASE, o, size_);
   c.whole_in = from.contiguous();
   c.out = {to};
   return c;
@@ -141,7 +145,7 @@ Collective CollectiveForms::all_to_all(
     const Tensors& to, const Tensors& from, const c10d::AllToAllOptions& o) const {
   check_count("all_to_all", to);
   check_count("all_to_all", from);
-  auto c = Collective::make(Kind::kAllToAll, OpType::ALLTOALL, o, size_);
+  auto c = Collective::make(Kind::AllToAll, OpType::ALLTOALL, o, size_);
   c.in = from;
   c.out = to;
   return c;
@@ -153,7 +157,7 @@ Collective CollectiveForms::all_to_all(
   check_contiguous("all_to_all", to);
   check_rows(to, to_splits);
   check_rows(from, from_splits);
-  auto c = Collective::make(Kind::kAllToAll, OpType::ALLTOALL_BASE, o, size_);
+  auto c = Collective::make(Kind::AllToAll, OpType::ALLTOALL_BASE, o, size_);
   c.whole_in = from.contiguous();
   c.whole_out = to;
   c.in_rows = from_splits;
@@ -228,5 +232,7 @@ void CollectiveForms::check_rows(const at::Tensor& whole, const Splits& rows) co
       "all_to_all: expected ", size_, " splits whose sum is the first dimension of ", whole.sizes(),
       ", got ", rows, " on rank ", rank_, ". Give the rows for each rank.");
 }
+
+}  // namespace detail
 
 }  // namespace ddp

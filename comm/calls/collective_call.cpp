@@ -38,7 +38,7 @@ CollectiveCall describe_call(
   call.root = static_cast<int32_t>(root);
   if (tensors.empty()) return call;
   call.dtype = static_cast<int8_t>(tensors[0].scalar_type());
-  if (kind == CollectiveKind::kAllToAll) return call;
+  if (kind == CollectiveKind::AllToAll) return call;
   call.tensors = static_cast<uint32_t>(tensors.size());
   call.sizes = tensors.size() > 1 ? 1 : 0;
   for (const auto& tensor : tensors) {
@@ -55,19 +55,19 @@ std::string to_text(const CollectiveCall& call) {
   std::string text = to_text(call.kind);
   if (call.dtype < 0) return text;
   const auto dtype = static_cast<c10::ScalarType>(call.dtype);
-  if (call.kind == CollectiveKind::kAllToAll) return ddp::str(text, " of ", dtype);
+  if (call.kind == CollectiveKind::AllToAll) return ddp::str(text, " of ", dtype);
   text += ddp::str(" of ", call.numel, " x ", dtype);
   // The hash of the sizes is shown, because it may be all that differs.
   if (call.tensors > 1) {
     text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
   }
-  if (call.kind == CollectiveKind::kDifferentiable) {
+  if (call.kind == CollectiveKind::Differentiable) {
     return text +
            (call.reduction == 1 ? " that requires a gradient" : " that requires no gradient");
   }
   if (call.root >= 0) {
     const bool sends =
-        call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter;
+        call.kind == CollectiveKind::Broadcast || call.kind == CollectiveKind::Scatter;
     text += ddp::str(sends ? " from rank " : " to rank ", call.root);
   }
   if (call.reduction >= 0) {

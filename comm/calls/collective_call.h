@@ -7,30 +7,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <ddp/collective.h>
 
 namespace ddp {
-
-enum class CollectiveKind : uint8_t {
-  kAllReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kBarrier,
-  kReduce,
-  kGather,
-  kScatter,
-  kAllToAll,
-  /// No collective: a call whose backward pass is one, if its tensor requires a gradient
-  /// (`reduction` is 1, else 0).
-  kDifferentiable,
-  /// No collective: a send or a recv.
-  kMessage
-};
 
 /// The properties that all ranks of a group must call alike. Ranks whose calls differ wait for each
 /// other, or overwrite each other's memory.
 struct CollectiveCall {
-  CollectiveKind kind = CollectiveKind::kBarrier;
+  CollectiveKind kind = CollectiveKind::Barrier;
   int8_t dtype = -1;      // at::ScalarType; -1: no tensors
   int8_t reduction = -1;  // c10d::ReduceOp::RedOpType; -1: reduces nothing
   int32_t root = -1;      // a rank of the group; -1: has none

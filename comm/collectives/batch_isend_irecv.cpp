@@ -5,8 +5,8 @@
 
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
+#include "group/monitored_call.h"
 #include "group/monitored_group.h"
-#include "group/monitored_work.h"
 
 namespace ddp {
 namespace {
@@ -58,7 +58,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
   if (backend->supportsCoalescing()) {
     auto* own = dynamic_cast<MonitoredGroup*>(group.get());
     const auto start = [&] {
-      return combine_and_copy_out({start_coalesced(ops, wires, own, *backend)}, received, sent);
+      return copying_out({{start_coalesced(ops, wires, own, *backend)}}, received, sent);
     };
     return {monitored("batch_isend_irecv", *group, device, start, Peers::Some)};
   }
@@ -66,11 +66,11 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
   for (size_t i = 0; i < ops.size(); ++i) {
     std::vector<at::Tensor> tensors{wires[i].wire};
     const auto& op = ops[i];
-    const auto start = [&]() -> WorkPtr {
+    const auto start = [&]() -> StartedCall {
       if (op.kind() == P2POp::Kind::Send) {
-        return combine_and_copy_out({group->send(tensors, op.peer(), op.tag())}, {}, {wires[i]});
+        return copying_out({{group->send(tensors, op.peer(), op.tag())}}, {}, {wires[i]});
       }
-      return combine_and_copy_out({group->recv(tensors, op.peer(), op.tag())}, {wires[i]});
+      return copying_out({{group->recv(tensors, op.peer(), op.tag())}}, {wires[i]});
     };
     const bool sends = op.kind() == P2POp::Kind::Send;
     works.push_back(monitored_message(sends, op.peer(), op.tag(), *group, device, start));

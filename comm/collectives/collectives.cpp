@@ -7,8 +7,8 @@
 
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
+#include "group/monitored_call.h"
 #include "group/monitored_group.h"
-#include "group/monitored_work.h"
 #include "store/startup_barrier.h"
 
 namespace ddp {
@@ -22,7 +22,8 @@ WorkPtr start_barrier(c10d::ProcessGroup& group) {
   const auto start = [&] {
     // Not by another class of groups: see MonitoredGroup::barrier().
     const bool is_own = own_monitor_of(group) != nullptr;
-    return is_own ? group.barrier(options) : group.getBackend(device.type())->barrier(options);
+    return StartedCall{
+        {is_own ? group.barrier(options) : group.getBackend(device.type())->barrier(options)}};
   };
   // NCCL's wait for a barrier synchronizes with the stream, for as long as a rank is missing.
   return monitored("barrier", group, device, start, Peers::All, WaitOn::Host);
@@ -39,8 +40,7 @@ WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& 
   c10d::AllreduceOptions options;
   options.reduceOp = reduction.op;
   return monitored("all_reduce", *group, tensor.device(), [&] {
-    return combine_and_copy_out(
-        {group->allreduce(tensors, options)}, {wire}, {}, reduction.divisor);
+    return copying_out({{group->allreduce(tensors, options)}}, {wire}, {}, reduction.divisor);
   });
 }
 
@@ -54,8 +54,7 @@ WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) 
   options.rootRank = src;
   return monitored(
       "broadcast", *group, tensor.device(),
-      [&] { return combine_and_copy_out({group->broadcast(tensors, options)}, {wire}); },
-      Peers::Some);
+      [&] { return copying_out({{group->broadcast(tensors, options)}}, {wire}); }, Peers::Some);
 }
 
 WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
@@ -71,8 +70,7 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   return monitored(
       "reduce", *group, tensor.device(),
       [&] {
-        return combine_and_copy_out(
-            {group->reduce(tensors, options)}, {wire}, {}, reduction.divisor);
+        return copying_out({{group->reduce(tensors, options)}}, {wire}, {}, reduction.divisor);
       },
       Peers::Some);
 }
@@ -84,7 +82,7 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
   return monitored_message(true, dst, tag, *group, tensor.device(), [&] {
-    return combine_and_copy_out({group->send(tensors, dst, tag)}, {}, {wire});
+    return copying_out({{group->send(tensors, dst, tag)}}, {}, {wire});
   });
 }
 
@@ -95,7 +93,7 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
   return monitored_message(false, src, tag, *group, tensor.device(), [&] {
-    return combine_and_copy_out({group->recv(tensors, src, tag)}, {wire});
+    return copying_out({{group->recv(tensors, src, tag)}}, {wire});
   });
 }
 

@@ -10,14 +10,14 @@
 
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
-#include "group/monitored_work.h"
+#include "group/monitored_call.h"
 #include "work/exchange_flat.h"
 
 namespace ddp {
 namespace {
 
 // Backends gather equal sizes only, so different sizes are broadcast, one rank after the other.
-WorkPtr all_gather_uneven(
+StartedCall all_gather_uneven(
     const std::vector<Wire>& outputs, const Wire& input, c10d::ProcessGroup& group) {
   at::Tensor(outputs[group.getRank()].wire).copy_(input.wire);
   std::vector<WorkPtr> works;
@@ -27,10 +27,10 @@ WorkPtr all_gather_uneven(
     options.rootRank = rank;
     works.push_back(group.broadcast(tensors, options));
   }
-  return combine_and_copy_out(std::move(works), outputs, {input});
+  return copying_out({std::move(works)}, outputs, {input});
 }
 
-WorkPtr all_to_all_flat(
+StartedCall all_to_all_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10d::ProcessGroup& group) {
   return exchange_flat(outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) {
@@ -77,7 +77,7 @@ WorkPtr all_gather_async(
   std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
   std::vector<at::Tensor> from{input_wire.wire};
   return monitored("all_gather", *group, input.device(), [&] {
-    return combine_and_copy_out({group->allgather(to, from)}, output_wires, {input_wire});
+    return copying_out({{group->allgather(to, from)}}, output_wires, {input_wire});
   });
 }
 
@@ -103,9 +103,7 @@ WorkPtr gather_async(
   options.rootRank = dst;
   return monitored(
       "gather", *group, input.device(),
-      [&] {
-        return combine_and_copy_out({group->gather(to, from, options)}, output_wires, {input_wire});
-      },
+      [&] { return copying_out({{group->gather(to, from, options)}}, output_wires, {input_wire}); },
       Peers::Some);
 }
 
@@ -133,8 +131,7 @@ WorkPtr scatter_async(
   return monitored(
       "scatter", *group, output.device(),
       [&] {
-        return combine_and_copy_out(
-            {group->scatter(to, from, options)}, {output_wire}, input_wires);
+        return copying_out({{group->scatter(to, from, options)}}, {output_wire}, input_wires);
       },
       Peers::Some);
 }
@@ -157,8 +154,9 @@ WorkPtr reduce_scatter_async(
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter", *group, output.device(), [&] {
-    return combine_and_copy_out(
-        {group->reduce_scatter(to, from, options)}, {output_wire}, input_wires, reduction.divisor);
+    return copying_out(
+        {{group->reduce_scatter(to, from, options)}}, {output_wire}, input_wires,
+        reduction.divisor);
   });
 }
 
@@ -186,9 +184,9 @@ WorkPtr all_to_all_async(
   auto from = wire_tensors(input_wires);
   const bool takes_lists = capabilities_of(*group, device).exchanges_lists;
   return monitored("all_to_all", *group, device, [&] {
-    return combine_and_copy_out(
-        {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)}, output_wires,
-        input_wires);
+    return copying_out(
+        takes_lists ? StartedCall{{group->alltoall(to, from)}} : all_to_all_flat(to, from, *group),
+        output_wires, input_wires);
   });
 }
 

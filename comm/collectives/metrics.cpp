@@ -14,7 +14,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
-#include "group/monitored_work.h"
+#include "group/monitored_call.h"
 
 namespace ddp {
 namespace {
@@ -97,7 +97,9 @@ std::vector<double> all_reduced(
   auto host = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
   std::vector<at::Tensor> tensors{host.to(carrier_device(group))};
-  monitored(call, group, tensors[0].device(), [&] { return group.allreduce(tensors); })->wait();
+  monitored(call, group, tensors[0].device(), [&] {
+    return StartedCall{{group.allreduce(tensors)}};
+  })->wait();
   host = tensors[0].cpu();
   const auto* data = host.const_data_ptr<double>();
   return {data, data + values.size()};

@@ -8,7 +8,7 @@
 
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
-#include "group/monitored_work.h"
+#include "group/monitored_call.h"
 
 namespace ddp {
 namespace {
@@ -92,8 +92,7 @@ WorkPtr all_gather_into_tensor_async(
       apart_from({to}, plain, begin_alike(own_part(to_wire, *group), plain.wire));
   auto from = input_wire.wire.view({-1});
   return monitored("all_gather_into_tensor", *group, input.device(), [&] {
-    return combine_and_copy_out(
-        {group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}, {to}, {input_wire});
+    return copying_out({{group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}}, {to}, {input_wire});
   });
 }
 
@@ -111,8 +110,8 @@ WorkPtr reduce_scatter_tensor_async(
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter_tensor", *group, output.device(), [&] {
-    return combine_and_copy_out(
-        {group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}, {to}, {input_wire},
+    return copying_out(
+        {{group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}}, {to}, {input_wire},
         reduction.divisor);
   });
 }
@@ -138,8 +137,8 @@ WorkPtr all_to_all_single_async(
   scale_to_elements(received, to_wire);
   scale_to_elements(sent, from);
   return monitored("all_to_all_single", *group, input.device(), [&] {
-    return combine_and_copy_out(
-        {group->DDP_GROUP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent)}, {to}, {input_wire});
+    return copying_out(
+        {{group->DDP_GROUP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent)}}, {to}, {input_wire});
   });
 }
 

@@ -101,10 +101,9 @@ Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction)
   return {tensor, plain.view(reduction.dtype)};
 }
 
-WorkPtr combine_and_copy_out(
-    std::vector<WorkPtr> works, std::vector<Wire> outputs, const std::vector<Wire>& inputs,
-    int divisor) {
-  std::vector<at::Tensor> copies;
+StartedCall copying_out(
+    StartedCall call, std::vector<Wire> outputs, const std::vector<Wire>& inputs, int divisor) {
+  auto copies = std::move(call.buffers);
   for (const auto& output : outputs) {
     if (output.is_copy()) copies.push_back(output.wire);
   }
@@ -112,15 +111,17 @@ WorkPtr combine_and_copy_out(
     // The backends of the CPU keep what they send.
     if (!input.wire.is_cpu() && input.is_copy()) copies.push_back(input.wire);
   }
-  if (works.size() == 1 && copies.empty() && divisor == 1) return works.front();
-  const auto tensors = caller_tensors(outputs);
-  const auto finish = [outputs = std::move(outputs), divisor] {
+  if (call.parts.size() == 1 && copies.empty() && divisor == 1) return call;
+  call.buffers = std::move(copies);
+  call.outputs = caller_tensors(outputs);
+  call.finish = [before = std::move(call.finish), outputs = std::move(outputs), divisor] {
+    if (before) before();
     for (const auto& output : outputs) {
       if (divisor != 1) at::Tensor(output.wire).div_(divisor);
       output.copy_back();
     }
   };
-  return c10::make_intrusive<CompositeWork>(std::move(works), finish, tensors, std::move(copies));
+  return call;
 }
 
 }  // namespace ddp

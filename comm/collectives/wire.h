@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "collectives/reduction_check.h"
-#include "work/composite_work.h"
+#include "work/collective_handle.h"
 
 namespace ddp {
 
@@ -46,11 +46,11 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 /// For reductions: complex numbers as pairs of real numbers, others in the dtype of `reduction`.
 Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction);
 
-/// Combines `works` into one that then divides the caller's outputs, and copies them out.
+/// The call, with a last step that divides the caller's outputs, and copies them out.
 ///
 /// \param inputs  that are no outputs as well.
-WorkPtr combine_and_copy_out(
-    std::vector<WorkPtr> works, std::vector<Wire> outputs, const std::vector<Wire>& inputs = {},
+StartedCall copying_out(
+    StartedCall call, std::vector<Wire> outputs, const std::vector<Wire>& inputs = {},
     int divisor = 1);
 
 }  // namespace ddp

@@ -8,24 +8,21 @@
 namespace ddp {
 namespace {
 
-/// The group's backend for a type of devices, and its properties: null if it is not registered.
-struct Served {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  const backends::RegisteredBackend* description;
-};
+using Served = MonitoredGroup::Served;
 
 Served serving(c10d::ProcessGroup& group, c10::DeviceType device) {
-  const auto backend = group.getBackend(device);
-  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
-  const auto registered = own ? own->registered_name(device) : "";
-  return {backend, backends::find(registered.empty() ? backend->getBackendName() : registered)};
+  if (const auto* own = dynamic_cast<const MonitoredGroup*>(&group)) return own->serving(device);
+  Served served{group.getBackend(device)};
+  served.description = backends::find(served.backend->getBackendName());
+  if (served.description) served.capabilities = served.description->capabilities();
+  return served;
 }
 
 }  // namespace
 
 BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto [backend, description] = serving(group, device.type());
-  auto capabilities = description ? description->capabilities() : BackendCapabilities();
+  const auto [backend, description, described] = serving(group, device.type());
+  auto capabilities = described;
   capabilities.reduces_in_own_memory =
       capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
   capabilities.has_own_memory =
@@ -35,7 +32,7 @@ BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device devic
 }
 
 std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto [backend, description] = serving(group, device.type());
+  const auto [backend, description, _] = serving(group, device.type());
   if (!description || !description->gradient_memory) return nullptr;
   return description->gradient_memory(*backend);
 }

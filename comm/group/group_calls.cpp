@@ -5,6 +5,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/collective_backend.h>
 #include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
@@ -14,7 +15,6 @@
 
 #include "base/executor.h"
 #include "group/monitored_group.h"
-#include "work/run_on.h"
 
 namespace ddp {
 namespace {
@@ -90,7 +90,8 @@ void MonitoredGroup::check_in_use() const {
 WorkPtr MonitoredGroup::run(Collective c) {
   const auto device = c.first().device().type();
   RECORD_FUNCTION(dispatcher_name(c.type), std::vector<c10::IValue>(c.in.begin(), c.in.end()));
-  return recorded(c.described(), device, [&] { return run_on(*getBackend(device), std::move(c)); });
+  return recorded(
+      c.described(), device, [&] { return run_on(*serving(device).backend, std::move(c)); });
 }
 
 void MonitoredGroup::refused(Kind kind, const std::exception& error) {
@@ -127,7 +128,7 @@ WorkPtr MonitoredGroup::watched(WorkPtr work, const CollectiveCall& call, c10::D
 
 WorkPtr MonitoredGroup::watched_message(WorkPtr work, const Tensors& tensors) {
   return watched(
-      std::move(work), describe_call(Kind::kMessage, tensors), tensors[0].device().type());
+      std::move(work), describe_call(Kind::Message, tensors), tensors[0].device().type());
 }
 
 void MonitoredGroup::record(const CollectiveCall& call, c10::DeviceType device) {
@@ -139,7 +140,7 @@ void record_differentiable_call(
     bool has_equal_sizes) {
   auto* own = dynamic_cast<MonitoredGroup*>(group.get());
   if (own == nullptr) return;
-  auto call = describe_call(CollectiveKind::kDifferentiable, tensor, requires_gradient ? 1 : 0);
+  auto call = describe_call(CollectiveKind::Differentiable, tensor, requires_gradient ? 1 : 0);
   if (!has_equal_sizes) call.numel = 0;
   own->record(call, tensor.device().type());
 }
@@ -152,14 +153,14 @@ WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
                                                               : barrier_device(*this).type();
   RECORD_FUNCTION(dispatcher_name(OpType::BARRIER), c10::ArrayRef<const c10::IValue>());
   return recorded(
-      describe_call(Kind::kBarrier, {}), device, [&] { return getBackend(device)->barrier(o); });
+      describe_call(Kind::Barrier, {}), device, [&] { return getBackend(device)->barrier(o); });
 }
 
-c10d::Backend& MonitoredGroup::backend_of(const Tensors& message) {
+c10d::Backend& MonitoredGroup::backend_of(const Tensors& message) const {
   DDP_CHECK_VALUE(
       message.size() == 1, "send, recv: expected one tensor, got ", message.size(), " ",
       on_rank_text(*this), ". Call it once for each.");
-  return *getBackend(message[0].device().type());
+  return *serving(message[0].device().type()).backend;
 }
 
 WorkPtr MonitoredGroup::send(Tensors& tensors, int dst, int tag) {

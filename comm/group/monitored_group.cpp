@@ -6,6 +6,7 @@
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -64,6 +65,7 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.job_ranks = recipe_.world_ranks;
   setup.key = key;
   setup.abort_backends = aborting(ddp::ProcessGroup::unsafe_reclaim_from_nonowning(this));
+  find_backends();
   stream_devices_ = find_stream_devices(*this);
   setup.has_streams = !stream_devices_.empty();
   setup.reports_results = report_results(*this, stream_devices_);
@@ -72,6 +74,27 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.coordinate = recipe_.coordinate;
   monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
   add_to_flight_record(monitor_);
+}
+
+/// Once, because each call of a collective asks for them.
+void MonitoredGroup::find_backends() {
+  for (const auto& device : getDeviceTypes()) {
+    const auto named = registered_names_.find(device.type());
+    auto& served = served_[device.type()];
+    served.backend = getBackend(device.type());
+    served.description = backends::find(
+        named == registered_names_.end() ? served.backend->getBackendName() : named->second);
+    if (served.description) served.capabilities = served.description->capabilities();
+  }
+}
+
+const MonitoredGroup::Served& MonitoredGroup::serving(c10::DeviceType device) const {
+  const auto found = served_.find(device);
+  DDP_CHECK(
+      found != served_.end(), "process group: expected a tensor of a device that it has a backend ",
+      "for, got one of ", device, " ", on_rank_text(*this),
+      ". Name a backend for it: backend(\"cpu:gloo,cuda:nccl\").");
+  return found->second;
 }
 
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {

@@ -7,14 +7,15 @@
 #include <string>
 #include <vector>
 
+#include <ddp/collective_backend.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/owner_process.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "backends/registry.h"
 #include "calls/call_history.h"
 #include "group/group_recipe.h"
-#include "work/uniform.h"
 
 namespace ddp {
 
@@ -45,11 +46,14 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void set_registered_name(c10::DeviceType device, const std::string& name) {
     registered_names_[device] = name;
   }
-  /// Empty if the backend's own name is the registered one.
-  std::string registered_name(c10::DeviceType device) const {
-    const auto found = registered_names_.find(device);
-    return found == registered_names_.end() ? "" : found->second;
-  }
+  /// A backend of the group, and its properties: null if it is not registered.
+  struct Served {
+    c10::intrusive_ptr<c10d::Backend> backend;
+    const backends::RegisteredBackend* description = nullptr;
+    BackendCapabilities capabilities = {};  // of the description
+  };
+  /// \throws c10::Error  if the group has none for tensors of that device.
+  const Served& serving(c10::DeviceType device) const;
 
   /// Makes the monitor, as a part of the recipe's job.
   ///
@@ -89,7 +93,8 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void refused(Kind kind, const std::exception& error) override;
   WorkPtr recorded(
       const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
-  c10d::Backend& backend_of(const Tensors& message);
+  void find_backends();
+  c10d::Backend& backend_of(const Tensors& message) const;
   WorkPtr watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device);
   void finish();
   void finish_on_device();
@@ -100,6 +105,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   const std::shared_ptr<CallHistory> calls_ = std::make_shared<CallHistory>();
   GroupRecipe recipe_;
   std::map<c10::DeviceType, std::string> registered_names_;
+  std::map<c10::DeviceType, Served> served_;  // since start_monitor()
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;

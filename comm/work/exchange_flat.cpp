@@ -5,7 +5,7 @@
 
 namespace ddp {
 
-WorkPtr exchange_flat(
+StartedCall exchange_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10::function_ref<
         WorkPtr(at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&)>
@@ -32,8 +32,7 @@ WorkPtr exchange_flat(
       at::Tensor(outputs[rank]).copy_(parts[rank].view(outputs[rank].sizes()));
     }
   };
-  return c10::make_intrusive<CompositeWork>(
-      std::vector<WorkPtr>{work}, finish, outputs, std::vector<at::Tensor>{to, from});
+  return {{work}, finish, outputs, {to, from}};
 }
 
 }  // namespace ddp

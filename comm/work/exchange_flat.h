@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 
-#include "work/composite_work.h"
+#include "work/collective_handle.h"
 
 namespace ddp {
 
@@ -13,7 +13,7 @@ namespace ddp {
 ///
 /// \param outputs, inputs  of one dtype, one tensor for each rank.
 /// \param start  starts the all-to-all of flat tensors, with the number of elements for each rank.
-WorkPtr exchange_flat(
+StartedCall exchange_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10::function_ref<WorkPtr(
         at::Tensor& to, at::Tensor& from, std::vector<int64_t>& received,

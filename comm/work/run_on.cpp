@@ -1,11 +1,9 @@
-#include "work/run_on.h"
+#include <ddp/collective_backend.h>
 
 #include <utility>
 #include <vector>
 
-#include <ddp/internal/c10d_names.h>
-
-#include "work/uniform.h"
+#include "work/collective_handle.h"
 
 namespace ddp {
 namespace {
@@ -37,36 +35,36 @@ WorkPtr call_method(c10d::Backend& backend, const Collective& c) {
   auto to = c.whole_out, from = c.whole_in;
   std::vector<Tensors> of_each;
   switch (c.kind) {
-    case Kind::kAllReduce:
+    case Kind::AllReduce:
       return all_reduce_on(backend, c);
-    case Kind::kBroadcast:
+    case Kind::Broadcast:
       return backend.broadcast(in, c.options<c10d::BroadcastOptions>());
-    case Kind::kReduce:
+    case Kind::Reduce:
       return backend.reduce(in, c.options<c10d::ReduceOptions>());
-    case Kind::kAllGather:
+    case Kind::AllGather:
       if (to.defined()) {
         return backend.DDP_ALL_GATHER_SINGLE(to, in[0], c.options<c10d::AllgatherOptions>());
       }
       of_each = {out};
       return backend.allgather(of_each, in, c.options<c10d::AllgatherOptions>());
-    case Kind::kGather:
+    case Kind::Gather:
       if (!out.empty()) of_each = {out};
       return backend.gather(of_each, in, c.options<c10d::GatherOptions>());
-    case Kind::kScatter:
+    case Kind::Scatter:
       if (!in.empty()) of_each = {in};
       return backend.scatter(out, of_each, c.options<c10d::ScatterOptions>());
-    case Kind::kReduceScatter: {
+    case Kind::ReduceScatter: {
       const auto options = c.options<c10d::ReduceScatterOptions>();
       if (from.defined()) return backend.DDP_REDUCE_SCATTER_SINGLE(out[0], from, options);
       of_each = {in};
       return backend.reduce_scatter(out, of_each, options);
     }
-    case Kind::kAllToAll:
+    case Kind::AllToAll:
       return all_to_all_on(backend, c);
-    case Kind::kBarrier:
+    case Kind::Barrier:
       return backend.barrier(c.options<c10d::BarrierOptions>());
-    case Kind::kDifferentiable:
-    case Kind::kMessage:
+    case Kind::Differentiable:
+    case Kind::Message:
       break;
   }
   TORCH_INTERNAL_ASSERT(false, "no collective");

@@ -36,9 +36,8 @@ State::State(
     DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
     const DistributedDataParallelOptions& options)
     : owner_(owner),
-      options_(DistributedDataParallelOptions(options).process_group({})),
-      in_group_(std::make_unique<InGroup>(
-          *this, options.process_group() ? options.process_group() : default_group())),
+      options_(DistributedDataParallelOptions(options).process_group(GroupArg())),
+      in_group_(std::make_unique<InGroup>(*this, options.process_group().get())),
       tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every(), options.init_sync()),

@@ -132,7 +132,7 @@ ToldByRanks agree_on_stages(
 PipelineRunner::PipelineRunner(
     std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
     const PipelineOptions& options) {
-  setup_.group = options.process_group() ? options.process_group() : default_group();
+  setup_.group = options.process_group().get();
   setup_.monitor = monitor_of(setup_.group);
   setup_.shape = {ranks, static_cast<int64_t>(chunks.size()), options.microbatches()};
   setup_.rank = index;

@@ -25,21 +25,21 @@ namespace {
 
 FullyShardedOptions with_group(FullyShardedOptions options) {
   DDP_CHECK_VALUE(
-      !options.mesh() || !options.process_group(),
+      !options.mesh() || !options.process_group().is_given(),
       "FullyShardedDataParallel: expected process_group or mesh, got both. Leave one of them out.");
   if (const auto& mesh = options.mesh()) {
     DDP_CHECK_VALUE(
         mesh->names().size() <= 2, "FullyShardedDataParallel: expected a mesh of 1 or 2 axes, got ",
         mesh->names().size(), ". Pass some of its axes: mesh[{\"replicate\", \"shard\"}].");
     options.process_group(mesh->group(mesh->names().back()));
-  } else if (!options.process_group()) {
-    options.process_group(default_group());
+  } else {
+    options.process_group(options.process_group().get());
   }
   return options;
 }
 
 void check_options(const FullyShardedOptions& options) {
-  const auto where = on_rank_text(*options.process_group());
+  const auto where = on_rank_text(*options.process_group().get());
   DDP_CHECK_VALUE(
       !options.cpu_offload(),
       "FullyShardedDataParallel: expected cpu_offload false, because it is not built, got true ",
@@ -77,7 +77,7 @@ void check_groups(
       fits,
       "FullyShardedDataParallel: expected all units of a model to be cut over the same ranks, got "
       "others in ",
-      path, " than in the module around it ", on_rank_text(*options.process_group()),
+      path, " than in the module around it ", on_rank_text(*options.process_group().get()),
       ". Pass one process_group or mesh to all.");
 }
 
@@ -99,7 +99,7 @@ FullyShardedBase::FullyShardedBase(
   // Under a DeferredInit guard: the unit gets its memory here, and only its shard stays.
   const c10::impl::ExcludeDispatchKeyGuard no_recording(c10::DispatchKey::DeferredInit);
   const auto options = with_group(user_options);
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   SharedParameters found;
   std::string problem;
   try {

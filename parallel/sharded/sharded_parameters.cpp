@@ -101,7 +101,7 @@ void check_can_be_cut(const ParameterLayout& layout, const ProcessGroup& group) 
 }  // namespace
 
 SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOptions& options) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   DDP_CHECK_VALUE(
       dynamic_cast<FullyShardedBase*>(&module) == nullptr,
       "FullyShardedDataParallel: expected a module that is not a unit already, got a unit ",
@@ -165,7 +165,7 @@ void register_parts_of(torch::nn::Module& module, torch::nn::Module& other) {
 }
 
 std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options) {
-  std::vector<ProcessGroup> groups{options.process_group()};
+  std::vector<ProcessGroup> groups{options.process_group().get()};
   if (const auto& mesh = options.mesh(); mesh && mesh->names().size() == 2) {
     groups.push_back(mesh->group(mesh->names().front()));
   }

@@ -119,7 +119,7 @@ class ShardedUnit::ShardNode : public ShardNodeBase {
 ShardedUnit::ShardedUnit(
     const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options)
     : reshard_after_forward(options.reshard_after_forward()), whole_layouts_(layouts) {
-  groups_.shard = options.process_group();
+  groups_.shard = options.process_group().get();
   if (options.mesh()) {
     const auto names = options.mesh()->names();
     groups_.shard = options.mesh()->group(names.back());

@@ -34,8 +34,6 @@ void compare_drawn(
 
 }  // namespace
 
-ProcessGroup group_of_layer(const ProcessGroup& given) { return given ? given : default_group(); }
-
 void check_divides(
     const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,
     const c10d::ProcessGroup& group) {

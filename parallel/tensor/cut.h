@@ -11,9 +11,6 @@
 
 namespace ddp {
 
-/// The options' group, or the default group.
-ProcessGroup group_of_layer(const ProcessGroup& given);
-
 /// \throws c10::ValueError  unless `size` is a multiple of `parts`, which the text calls `divisor`.
 void check_divides(
     const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,

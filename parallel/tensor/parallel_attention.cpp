@@ -33,8 +33,8 @@ ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(
 }
 
 void ParallelMultiheadAttentionImpl::check_options() {
-  options.process_group(group_of_layer(options.process_group()));
-  const auto& group = *options.process_group();
+  options.process_group(options.process_group().get());
+  const auto& group = *options.process_group().get();
   check_divides(kAttention, "num_heads", options.num_heads(), group.getSize(), "ranks", group);
   check_divides(
       kAttention, "embed_dim", options.embed_dim(), options.num_heads(), "num_heads", group);
@@ -45,7 +45,7 @@ void ParallelMultiheadAttentionImpl::check_options() {
 }
 
 void ParallelMultiheadAttentionImpl::cut(const torch::nn::MultiheadAttention& whole) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   const int64_t width = options.embed_dim();
   const auto& given = whole->options;
   DDP_CHECK_VALUE(
@@ -87,18 +87,18 @@ void ParallelMultiheadAttentionImpl::reset() {
   const torch::nn::MultiheadAttention whole(
       torch::nn::MultiheadAttentionOptions(options.embed_dim(), options.num_heads())
           .bias(options.bias()));
-  check_drawn_alike(kAttention, whole->in_proj_weight, options.process_group());
+  check_drawn_alike(kAttention, whole->in_proj_weight, options.process_group().get());
   cut(whole);
 }
 
 void ParallelMultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "ddp::ParallelMultiheadAttention(embed_dim=" << options.embed_dim()
          << ", num_heads=" << options.num_heads()
-         << ", ranks=" << options.process_group()->getSize() << ")";
+         << ", ranks=" << options.process_group().get()->getSize() << ")";
 }
 
 at::Tensor ParallelMultiheadAttentionImpl::forward(const at::Tensor& input) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   DDP_CHECK_VALUE(
       input.defined() && input.dim() == 3 && input.size(2) == options.embed_dim(), kAttention,
       ": expected an input [T, N, ", options.embed_dim(), "], got ", sizes_text(input), " ",

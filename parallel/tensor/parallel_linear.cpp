@@ -59,8 +59,8 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(
 }
 
 void ColumnParallelLinearImpl::check_options() {
-  options.process_group(group_of_layer(options.process_group()));
-  const auto& group = *options.process_group();
+  options.process_group(options.process_group().get());
+  const auto& group = *options.process_group().get();
   check_divides(kColumn, "in_features", options.in_features(), 1, "1", group);
   check_divides(kColumn, "partitions", options.partitions(), 1, "1", group);
   check_divides(
@@ -70,7 +70,7 @@ void ColumnParallelLinearImpl::check_options() {
 
 void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
   const c10::NoGradGuard no_grad;
-  const auto& group = *options.process_group();
+  const auto& group = *options.process_group().get();
   check_whole(
       kColumn, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
   check_whole_bias(kColumn, options.bias(), whole_bias, options.out_features(), group);
@@ -84,7 +84,7 @@ void ColumnParallelLinearImpl::reset() {
     check_options();
     const auto whole = draw_linear(
         kColumn, options.in_features(), options.out_features(), options.bias(),
-        options.process_group());
+        options.process_group().get());
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());
@@ -93,7 +93,7 @@ void ColumnParallelLinearImpl::reset() {
 }
 
 std::vector<ParameterLayout> ColumnParallelLinearImpl::layouts() {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   const auto out = options.out_features(), partitions = options.partitions();
   std::vector<ParameterLayout> layouts{
       layout_of_rows("weight", weight, {out, options.in_features()}, partitions, group)};
@@ -104,11 +104,11 @@ std::vector<ParameterLayout> ColumnParallelLinearImpl::layouts() {
 void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "ddp::ColumnParallelLinear(in_features=" << options.in_features()
          << ", out_features=" << options.out_features()
-         << ", ranks=" << options.process_group()->getSize() << ")";
+         << ", ranks=" << options.process_group().get()->getSize() << ")";
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   check_input(kColumn, input, options.in_features(), *group);
   const auto output = options.sequence_parallel()
                           ? gathered_linear(input, weight, bias, group)
@@ -132,15 +132,15 @@ RowParallelLinearImpl::RowParallelLinearImpl(
 }
 
 void RowParallelLinearImpl::check_options() {
-  options.process_group(group_of_layer(options.process_group()));
-  const auto& group = *options.process_group();
+  options.process_group(options.process_group().get());
+  const auto& group = *options.process_group().get();
   check_divides(kRow, "out_features", options.out_features(), 1, "1", group);
   check_divides(kRow, "in_features", options.in_features(), group.getSize(), "ranks", group);
 }
 
 void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
   const c10::NoGradGuard no_grad;
-  const auto& group = *options.process_group();
+  const auto& group = *options.process_group().get();
   check_whole(kRow, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
   check_whole_bias(kRow, options.bias(), whole_bias, options.out_features(), group);
   weight = own_columns(whole_weight, group);
@@ -152,7 +152,7 @@ void RowParallelLinearImpl::reset() {
     check_options();
     const auto whole = draw_linear(
         kRow, options.in_features(), options.out_features(), options.bias(),
-        options.process_group());
+        options.process_group().get());
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());
@@ -160,12 +160,12 @@ void RowParallelLinearImpl::reset() {
   bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
   // Each rank adds it to its part of the sequence.
   if (bias.defined() && options.sequence_parallel()) {
-    sum_gradient_over(bias, options.process_group());
+    sum_gradient_over(bias, options.process_group().get());
   }
 }
 
 std::vector<ParameterLayout> RowParallelLinearImpl::layouts() {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   std::vector<ParameterLayout> layouts{
       layout_of_columns("weight", weight, {options.out_features(), options.in_features()}, group)};
   if (bias.defined()) layouts.push_back(layout_of_replica("bias", bias, group));
@@ -175,11 +175,11 @@ std::vector<ParameterLayout> RowParallelLinearImpl::layouts() {
 void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "ddp::RowParallelLinear(in_features=" << options.in_features()
          << ", out_features=" << options.out_features()
-         << ", ranks=" << options.process_group()->getSize() << ")";
+         << ", ranks=" << options.process_group().get()->getSize() << ")";
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   const int64_t features = options.input_is_parallel() ? weight.size(1) : options.in_features();
   check_input(kRow, input, features, *group);
   const auto own =

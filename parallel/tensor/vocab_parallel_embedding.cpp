@@ -59,14 +59,14 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(
 }
 
 void VocabParallelEmbeddingImpl::check_options() {
-  options.process_group(group_of_layer(options.process_group()));
-  const auto& group = *options.process_group();
+  options.process_group(options.process_group().get());
+  const auto& group = *options.process_group().get();
   check_divides(kVocabEmbedding, "num_embeddings", options.num_embeddings(), 1, "1", group);
   check_divides(kVocabEmbedding, "embedding_dim", options.embedding_dim(), 1, "1", group);
 }
 
 std::vector<ParameterLayout> VocabParallelEmbeddingImpl::layouts() {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   const auto own = own_tokens(weight.size(0), options.num_embeddings(), *group);
   auto layout = layout_of_rows(
       "weight", weight, {options.num_embeddings(), options.embedding_dim()}, 1, group);
@@ -77,7 +77,7 @@ std::vector<ParameterLayout> VocabParallelEmbeddingImpl::layouts() {
 
 void VocabParallelEmbeddingImpl::cut(const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
-  const auto& group = *options.process_group();
+  const auto& group = *options.process_group().get();
   check_whole(
       kVocabEmbedding, "weight", whole, {options.num_embeddings(), options.embedding_dim()}, group);
   const int64_t rows = (whole.size(0) + group.getSize() - 1) / group.getSize();
@@ -90,7 +90,7 @@ void VocabParallelEmbeddingImpl::reset() {
   if (!weight.defined()) {
     check_options();
     torch::nn::Embedding whole(options.num_embeddings(), options.embedding_dim());
-    check_drawn_alike(kVocabEmbedding, whole->weight, options.process_group());
+    check_drawn_alike(kVocabEmbedding, whole->weight, options.process_group().get());
     cut(whole->weight);
   }
   weight = register_parameter("weight", weight.detach().clone());
@@ -99,11 +99,11 @@ void VocabParallelEmbeddingImpl::reset() {
 void VocabParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "ddp::VocabParallelEmbedding(num_embeddings=" << options.num_embeddings()
          << ", embedding_dim=" << options.embedding_dim()
-         << ", ranks=" << options.process_group()->getSize() << ")";
+         << ", ranks=" << options.process_group().get()->getSize() << ")";
 }
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& input) {
-  const auto& group = options.process_group();
+  const auto group = options.process_group().get();
   check_tokens(input, options.num_embeddings(), *group);
   const int64_t rows = weight.size(0);
   const auto row = input - group->getRank() * rows;

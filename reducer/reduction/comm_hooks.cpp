@@ -9,9 +9,12 @@
 namespace ddp::hooks {
 namespace {
 
-// Asked for in each call: a hook without a group of its own follows the default group to another
-// one.
-ProcessGroup group_or_default(const ProcessGroup& group) { return group ? group : default_group(); }
+/// The group that hooks get() in each call, as one without a group of its own follows the default
+/// group to another one.
+const GroupArg& checked(const GroupArg& group) {
+  if (group.is_given()) (void)group.get();
+  return group;
+}
 
 // Starts an all-reduce of `wire`; the future holds the result of `finish()`, called after it.
 template <typename Finish>
@@ -26,9 +29,9 @@ c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
       c10::TensorType::get());
 }
 
-CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
-  return [dtype, given = group](GradBucket& bucket) {
-    return all_reduce_in(dtype, bucket, group_or_default(given));
+CommHook compress_to(at::ScalarType dtype, const GroupArg& group) {
+  return [dtype, given = checked(group)](GradBucket& bucket) {
+    return all_reduce_in(dtype, bucket, given.get());
   };
 }
 
@@ -73,18 +76,18 @@ CommHook compress_around(const char* name, at::ScalarType dtype, CommHook hook) 
 
 }  // namespace
 
-CommHook all_reduce(const ProcessGroup& group) {
-  return [given = group](GradBucket& bucket) {
-    const auto group = group_or_default(given);
+CommHook all_reduce(const GroupArg& group) {
+  return [given = checked(group)](GradBucket& bucket) {
+    const auto group = given.get();
     const at::Tensor& buffer = bucket.buffer();
     buffer.div_(group->getSize());
     return all_reduce_then(group, buffer, [buffer] { return buffer; });
   };
 }
 
-CommHook fp16_compress(const ProcessGroup& group) { return compress_to(at::kHalf, group); }
+CommHook fp16_compress(const GroupArg& group) { return compress_to(at::kHalf, group); }
 
-CommHook bf16_compress(const ProcessGroup& group) { return compress_to(at::kBFloat16, group); }
+CommHook bf16_compress(const GroupArg& group) { return compress_to(at::kBFloat16, group); }
 
 CommHook fp16_compress_wrapper(CommHook hook) {
   return compress_around("fp16_compress_wrapper", at::kHalf, std::move(hook));
@@ -103,7 +106,7 @@ CommHook post_local_sgd(const PostLocalSGDHookOptions& options) {
       options.start_iter() >= 0, "post_local_sgd: expected start_iter to be at least 0, got ",
       options.start_iter(), ". Name a step.");
   DDP_CHECK_VALUE(
-      options.subgroup() || !options.post_local_gradient_allreduce(),
+      options.subgroup().is_given() || !options.post_local_gradient_allreduce(),
       "post_local_sgd: expected a subgroup to average over after step ", options.start_iter(),
       ", got none. Make one with new_group, or set post_local_gradient_allreduce(false).");
   auto late = options.post_local_gradient_allreduce() ? all_reduce(options.subgroup()) : noop();

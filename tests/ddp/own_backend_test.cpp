@@ -205,13 +205,9 @@ TEST_CASE("what a backend wants alike on all ranks is compared", "[own_backend][
 class LateMemory : public Relay {
  public:
   using Relay::Relay;
-  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    is_connected = true;
-    return Relay::allreduce(t, o);
-  }
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    is_connected = true;
-    return Relay::broadcast(t, o);
+  WorkPtr run(Collective collective) override {
+    is_connected |= collective.kind == Kind::AllReduce || collective.kind == Kind::Broadcast;
+    return Relay::run(std::move(collective));
   }
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {

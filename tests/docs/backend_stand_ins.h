@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -21,6 +22,13 @@ class ProcessGroupUCC : public Backend {
 };
 
 }  // namespace c10d
+
+/// Of a transport that nobody has.
+c10::intrusive_ptr<c10d::Work> fabric_sum(
+    const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType op);
+c10::intrusive_ptr<c10d::Work> fabric_broadcast(const at::Tensor& tensor, int root);
+c10::intrusive_ptr<c10d::Work> fabric_exchange(
+    const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out, int root);
 
 namespace oneccl_bindings_for_pytorch {
 

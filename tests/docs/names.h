@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ddp/backend.h>
+#include <ddp/collective_backend.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 

@@ -105,21 +105,15 @@ class FaultyLink : public testing::Relay {
 
   explicit FaultyLink(const BackendSetup& setup) : Relay("faulty", testing::make_loopback(setup)) {}
 
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
-    auto work = inner().broadcast(tensors, o);
-    if (faults().in_broadcast) faults().in_broadcast(getRank(), tensors[0], *work);
+  WorkPtr run(Collective collective) override {
+    const auto kind = collective.kind;
+    const auto sent = kind == Kind::Barrier ? at::Tensor() : collective.first();
+    auto work = Relay::run(std::move(collective));
+    const auto& fault = kind == Kind::Broadcast   ? faults().in_broadcast
+                        : kind == Kind::AllGather ? faults().in_gather
+                                                  : nullptr;
+    if (fault) fault(getRank(), sent, *work);
     return work;
-  }
-  WorkPtr _allgather_base(
-      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    auto work = inner()._allgather_base(to, from, o);
-    if (faults().in_gather) faults().in_gather(getRank(), from, *work);
-    return work;
-  }
-  WorkPtr alltoall_base(
-      at::Tensor& to, at::Tensor& from, Sizes& to_sizes, Sizes& from_sizes,
-      const c10d::AllToAllOptions& o) override {
-    return inner().alltoall_base(to, from, to_sizes, from_sizes, o);
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     if (faults().before_send) faults().before_send(tensors[0]);

@@ -14,10 +14,11 @@ FOLDER_OF = {
     "start_thread": "base",
     "as_real": "base",
     "backend": "backends",
-    "c10d_names": "base",
+    "c10d_names": "work",
     "capabilities": "backends",
     "carrier_device": "device",
     "check": "base",
+    "collective_backend": "work",
     "collectives_with_group": "collectives",
     "current_stream": "device",
     "default_group": "group",
@@ -99,3 +100,22 @@ def crowded(root):
         for folder, count in sorted(counts.items()):
             if count > MOST_FILES:
                 yield f"{folder.relative_to(root)} has {count} files, {MOST_FILES} at most"
+
+
+# c10d's virtual methods of collectives, as an override begins.
+METHODS = re.compile(
+    r"\b(?:broadcast|allreduce\w*|reduce|_?allgather\w*|gather|scatter|_?reduce_scatter\w*|alltoall\w*"
+    r"|DDP_\w+_SINGLE)\(\s*[^;{}]*Options\b[^;{}]*\)\s*override"
+)
+ONLY_IN = "comm/include/ddp/collective_backend.h"
+
+
+def spelled_out(root):
+    """Classes that override c10d's collectives one by one."""
+    for room in (*ROOMS, "tests", "benchmarks", "examples"):
+        for path in sorted((pathlib.Path(root) / room).rglob("*.*")):
+            name = str(path.relative_to(root))
+            if path.suffix in (".h", ".cpp", ".cu") and name != ONLY_IN:
+                for match in METHODS.finditer(path.read_text()):
+                    method = match.group().split("(")[0]
+                    yield f"{name} overrides {method}(): derive from Uniform of {ONLY_IN}, and override run()"

@@ -9,7 +9,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from layers import Comm, crowded  # noqa: E402
+from layers import Comm, crowded, spelled_out  # noqa: E402
 
 ROOT = HERE.parents[1]
 CONTRIBUTING = "| folder of `comm` | |\n|---|---|\n| `base` | texts |\n| `store` | keys |\n\nEnd.\n"
@@ -24,6 +24,9 @@ class House(unittest.TestCase):
 
     def test_no_folder_is_crowded(self):
         self.assertEqual(list(crowded(ROOT)), [])
+
+    def test_collectives_have_one_form(self):
+        self.assertEqual(list(spelled_out(ROOT)), [])
 
 
 class Check(unittest.TestCase):
@@ -70,6 +73,10 @@ class Check(unittest.TestCase):
         self.assertEqual(list(crowded(self.root)), [])
         self.write("reducer/part/25.h", "")
         self.assertEqual(list(crowded(self.root)), ["reducer/part has 26 files, 25 at most"])
+
+    def test_a_backend_that_overrides_a_collective_is_found(self):
+        self.write("tests/double.h", "WorkPtr allreduce(\n    Tensors& t, const Options&) override {\n}\n")
+        self.assertIn("tests/double.h overrides allreduce()", "\n".join(spelled_out(self.root)))
 
 
 if __name__ == "__main__":

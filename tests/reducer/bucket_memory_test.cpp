@@ -19,10 +19,11 @@ class Allocating : public testing::RecordingBackend {
     made_.push_back(at::empty({size}, options));
     return made_.back();
   }
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    all_inside = all_inside && is_inside(tensors[0]);
-    return RecordingBackend::allreduce(tensors, options);
+  WorkPtr run(Collective collective) override {
+    if (collective.kind == Kind::AllReduce) {
+      all_inside = all_inside && is_inside(collective.in[0]);
+    }
+    return RecordingBackend::run(std::move(collective));
   }
 
   bool is_inside(const at::Tensor& tensor) const {

@@ -107,17 +107,17 @@ class LikeNccl : public backends::shm::FallbackBackend {
   const std::string getBackendName() const override { return "nccl"; }
 
   WorkPtr run(Collective c) override {
-    if (c.kind == Kind::kBarrier) {
+    if (c.kind == Kind::Barrier) {
       auto work = queue(FallbackBackend::run(std::move(c)), {}, {});
       work->blocks_host = true;
       return work;
     }
-    if (c.kind != Kind::kAllReduce && c.kind != Kind::kBroadcast) {
+    if (c.kind != Kind::AllReduce && c.kind != Kind::Broadcast) {
       return FallbackBackend::run(std::move(c));
     }
     const auto targets = c.out;
     const auto staged = c.in = c.out = copies(targets);
-    const bool reduces = c.kind == Kind::kAllReduce;
+    const bool reduces = c.kind == Kind::AllReduce;
     if (reduces) average = c.op == c10d::ReduceOp::AVG;
     if (reduces && average) {
       for (const auto& t : staged) t.div_(getSize());

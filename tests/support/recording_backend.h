@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -14,19 +15,22 @@ using Events = std::vector<std::string>;
 
 /// Leaves tensors unchanged, as if all other ranks had contributed zeros. Records "allreduce 120"
 /// and the like, with the number of elements.
-class RecordingBackend : public c10d::Backend {
+class RecordingBackend : public CollectiveBackend {
  public:
-  RecordingBackend(int rank, int size, Events& events) : Backend(rank, size), events_(events) {}
+  RecordingBackend(int rank, int size, Events& events)
+      : CollectiveBackend(rank, size), events_(events) {}
 
   const std::string getBackendName() const override { return "recording"; }
 
-  c10::intrusive_ptr<c10d::Work> broadcast(
-      std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions&) override {
-    return done("broadcast", tensors);
-  }
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
-    return done("allreduce", tensors);
+  WorkPtr run(Collective collective) override {
+    TORCH_CHECK(
+        collective.kind == Kind::AllReduce || collective.kind == Kind::Broadcast,
+        "recording: expected an all-reduce or a broadcast");
+    int64_t elements = 0;
+    for (const auto& t : collective.in) elements += t.numel();
+    const bool reduces = collective.kind == Kind::AllReduce;
+    events_.push_back((reduces ? "allreduce " : "broadcast ") + std::to_string(elements));
+    return c10::make_intrusive<Done>();
   }
   void shutdown() override { events_.push_back("shutdown"); }
   void abort() override { events_.push_back("abort"); }
@@ -36,13 +40,6 @@ class RecordingBackend : public c10d::Backend {
    public:
     Done() { finish(); }
   };
-
-  c10::intrusive_ptr<c10d::Work> done(const char* op, const std::vector<at::Tensor>& tensors) {
-    int64_t elements = 0;
-    for (const auto& t : tensors) elements += t.numel();
-    events_.push_back(std::string(op) + " " + std::to_string(elements));
-    return c10::make_intrusive<Done>();
-  }
 
   Events& events_;
 };

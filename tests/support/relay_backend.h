@@ -1,13 +1,11 @@
-// What a program's own backend is like: it has some collectives, and a name that c10d does not
-// know.
+// What a program's own backend is like: it has a name that c10d does not know.
 #pragma once
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ddp/backend.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <ddp/collective_backend.h>
 
 #include "comm/backends/gloo/gloo.h"
 #include "comm/backends/registry.h"
@@ -15,28 +13,15 @@
 namespace ddp::testing {
 
 /// Has another backend do its collectives.
-class Relay : public c10d::Backend {
+class Relay : public CollectiveBackend {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-
   Relay(std::string name, c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()),
+      : CollectiveBackend(inner->getRank(), inner->getSize()),
         name_(std::move(name)),
         inner_(std::move(inner)) {}
 
   const std::string getBackendName() const override { return name_; }
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return inner_->broadcast(t, o);
-  }
-  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return inner_->allreduce(t, o);
-  }
-  WorkPtr allgather(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return inner_->allgather(to, from, o);
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
+  WorkPtr run(Collective collective) override { return run_on(*inner_, std::move(collective)); }
   void abort() override { inner_->abort(); }
 
  protected:

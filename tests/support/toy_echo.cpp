@@ -5,7 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <ddp/internal/c10d_names.h>
+#include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "support/toy_device.h"
@@ -48,33 +48,30 @@ class EchoWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
-class Echo final : public c10d::Backend {
+class Echo final : public CollectiveBackend {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Backend::Backend;
+  using CollectiveBackend::CollectiveBackend;
 
   const std::string getBackendName() const override { return "echo"; }
   bool supportsCoalescing() const override { return false; }
 
-  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& o) override {
-    return on_own_stream(tensors, [&] {
-      for (auto& t : tensors) sum(t, o.reduceOp);
-    });
-  }
-  WorkPtr broadcast(std::vector<at::Tensor>& t, const c10d::BroadcastOptions& /*o*/) override {
-    return on_own_stream(t, [] {});
-  }
-  WorkPtr DDP_ALL_GATHER_SINGLE(
-      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*o*/) override {
-    std::vector<at::Tensor> tensors{output};
-    return on_own_stream(tensors, [&] { output.view({getSize(), -1}).copy_(input.view({1, -1})); });
-  }
-  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
-      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& o) override {
-    std::vector<at::Tensor> tensors{output};
-    return on_own_stream(tensors, [&] {
-      output.copy_(input.narrow(0, getRank() * output.numel(), output.numel()));
-      sum(output, o.reduceOp);
+  WorkPtr run(Collective c) override {
+    return on_own_stream(c.results(), [&] {
+      switch (c.kind) {
+        case Kind::Broadcast:
+          return;
+        case Kind::AllReduce:
+          for (auto& t : c.out) sum(t, c.op);
+          return;
+        case Kind::AllGather:
+          for (const auto& out : c.outputs()) out.copy_(c.in[0].view(out.sizes()));
+          return;
+        case Kind::ReduceScatter:
+          c.out[0].copy_(c.inputs()[static_cast<size_t>(getRank())].view(c.out[0].sizes()));
+          return sum(c.out[0], c.op);
+        default:
+          TORCH_CHECK(false, "echo: expected another collective");
+      }
     });
   }
 

@@ -57,7 +57,7 @@ void check_options(const PowerSGDOptions& options) {
 
 class PowerSGD::Impl {
  public:
-  Impl(const PowerSGDOptions& options, const ProcessGroup& group)
+  Impl(const PowerSGDOptions& options, const GroupArg& group)
       : options_(options),
         group_(group),
         average_(all_reduce(group)),
@@ -292,7 +292,7 @@ class PowerSGD::Impl {
     }
   }
 
-  ProcessGroup group() const { return group_ ? group_ : default_group(); }
+  ProcessGroup group() const { return group_.get(); }
 
   void start_all_reduce(InFlightBucket& flight, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -398,7 +398,7 @@ class PowerSGD::Impl {
   }
 
   const PowerSGDOptions options_;
-  ProcessGroup group_;  // none: the default group of the moment
+  GroupArg group_;  // left out: the default group of the moment
   CommHook average_;
   SeedSequence seeds_;
   CompressionStats stats_;
@@ -407,7 +407,7 @@ class PowerSGD::Impl {
   int64_t iteration_ = 0;
 };
 
-PowerSGD::PowerSGD(const PowerSGDOptions& options, const ProcessGroup& group) {
+PowerSGD::PowerSGD(const PowerSGDOptions& options, const GroupArg& group) {
   check_options(options);
   impl_ = std::make_shared<Impl>(options, group);
 }
@@ -424,7 +424,7 @@ void PowerSGD::save(torch::serialize::OutputArchive& archive) const { impl_->sav
 
 void PowerSGD::load(torch::serialize::InputArchive& archive) { impl_->load(archive); }
 
-CommHook power_sgd(const PowerSGDOptions& options, const ProcessGroup& group) {
+CommHook power_sgd(const PowerSGDOptions& options, const GroupArg& group) {
   return PowerSGD(options, group);
 }
 

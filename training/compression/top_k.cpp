@@ -71,7 +71,7 @@ void check_options(const TopKOptions& options) {
 
 class TopK::Impl {
  public:
-  Impl(const TopKOptions& options, const ProcessGroup& group)
+  Impl(const TopKOptions& options, const GroupArg& group)
       : options_(options), group_(group), average_(all_reduce(group)) {}
 
   void rebind(const ProcessGroup& group) {
@@ -121,7 +121,7 @@ class TopK::Impl {
     at::Tensor error;  // with use_error_feedback
   };
 
-  ProcessGroup group() const { return group_ ? group_ : default_group(); }
+  ProcessGroup group() const { return group_.get(); }
 
   c10::intrusive_ptr<c10::ivalue::Future> exchange(GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
@@ -172,13 +172,13 @@ class TopK::Impl {
   }
 
   const TopKOptions options_;
-  ProcessGroup group_;  // none: the default group of the moment
+  GroupArg group_;  // left out: the default group of the moment
   CommHook average_;
   BucketStates<Residual> states_;
   int64_t iteration_ = 0;
 };
 
-TopK::TopK(const TopKOptions& options, const ProcessGroup& group) {
+TopK::TopK(const TopKOptions& options, const GroupArg& group) {
   check_options(options);
   impl_ = std::make_shared<Impl>(options, group);
 }
@@ -193,8 +193,6 @@ void TopK::save(torch::serialize::OutputArchive& archive) const { impl_->save(ar
 
 void TopK::load(torch::serialize::InputArchive& archive) { impl_->load(archive); }
 
-CommHook top_k(const TopKOptions& options, const ProcessGroup& group) {
-  return TopK(options, group);
-}
+CommHook top_k(const TopKOptions& options, const GroupArg& group) { return TopK(options, group); }
 
 }  // namespace ddp::hooks

@@ -116,15 +116,16 @@ void ModelAverager::save(torch::serialize::OutputArchive& archive) const {
 void ModelAverager::load(torch::serialize::InputArchive& archive) { set_step(read_step(archive)); }
 
 PeriodicModelAverager::PeriodicModelAverager(
-    int64_t period, int64_t warmup_steps, const ProcessGroup& group)
+    int64_t period, int64_t warmup_steps, const GroupArg& group)
     : period_(period), warmup_steps_(warmup_steps), group_(group) {
   check_period("PeriodicModelAverager", period);
   check_warmup("PeriodicModelAverager", warmup_steps);
+  if (group_.is_given()) (void)group_.get();
 }
 
 void PeriodicModelAverager::apply(const std::vector<at::Tensor>& parameters, int64_t step) {
   if (step < warmup_steps_ || (step - warmup_steps_) % period_ != 0) return;
-  average_all(parameters, group_ ? group_ : default_group());
+  average_all(parameters, group_.get());
 }
 
 void PeriodicModelAverager::rebind(const GroupArg& group) { group_ = group.get(); }

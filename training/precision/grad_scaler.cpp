@@ -167,6 +167,7 @@ GradScaler::GradScaler(const GradScalerOptions& options)
       scale_(at::full({}, static_cast<float>(options.init_scale()), at::kFloat)),
       growth_tracker_(at::zeros({}, at::kInt)) {
   check_options(options);
+  for (const auto& group : options.found_inf_groups()) (void)GroupArg(group).get();
 }
 
 GradScaler::GradScaler(const GradScaler& other)

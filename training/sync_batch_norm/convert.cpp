@@ -31,7 +31,7 @@ struct Replacement {
 };
 
 template <typename Sync, typename Impl>
-std::shared_ptr<Sync> make_synchronized(Impl& old, const ProcessGroup& group) {
+std::shared_ptr<Sync> make_synchronized(Impl& old, const GroupArg& group) {
   const auto& options = old.options;
   auto made = std::make_shared<Sync>(SyncBatchNormOptions(options.num_features())
                                          .eps(options.eps())
@@ -57,7 +57,7 @@ std::shared_ptr<Sync> make_synchronized(Impl& old, const ProcessGroup& group) {
   return made;
 }
 
-AnyModule make_synchronized(torch::nn::Module& module, const ProcessGroup& group) {
+AnyModule make_synchronized(torch::nn::Module& module, const GroupArg& group) {
   if (auto* old = module.as<torch::nn::BatchNorm1d>()) {
     return AnyModule(make_synchronized<SyncBatchNorm1dImpl>(*old, group));
   }
@@ -90,7 +90,7 @@ struct Found {
 };
 
 void find_within(
-    torch::nn::Module& module, const std::string& name, const ProcessGroup& group, Found& found) {
+    torch::nn::Module& module, const std::string& name, const GroupArg& group, Found& found) {
   check_is_not_wrapped(module, name);
   auto* net = module.as<torch::nn::Sequential>();
   size_t index = 0;
@@ -110,7 +110,7 @@ void find_within(
 
 }  // namespace
 
-int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+int64_t convert_sync_batchnorm(torch::nn::Module& module, const GroupArg& group) {
   Found found;
   find_within(module, "", group, found);
   if (is_batch_norm(module)) found.members.emplace_back("the module itself");

@@ -32,7 +32,7 @@ struct CheckpointerOptions {
   /// If not, a warning lists the names, and the values are converted. Default: true
   TORCH_ARG(bool, strict) = true;
   /// The ranks that save together. Default: the default group
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// Saves the whole state of a training run, and restores it bit for bit.

@@ -16,6 +16,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/ScopeExit.h>
+#include <ddp/collective_backend.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -28,9 +29,9 @@
 #include "backends/registry.h"
 #include "backends/tags.h"
 #include "base/deadline.h"
+#include "calls/collective_call.h"
 #include "store/bounded_store.h"
-#include "work/composite_work.h"
-#include "work/uniform.h"
+#include "work/collective_handle.h"
 
 namespace ddp::backends {
 namespace {
@@ -133,30 +134,30 @@ class Gloo : public Uniform<ProcessGroupGloo> {
     auto whole = c.whole_out;
     std::vector<Tensors> of_each;
     switch (c.kind) {
-      case Kind::kAllReduce:
+      case Kind::AllReduce:
         if (c.type == OpType::ALLREDUCE) {
           return Base::allreduce(in, c.options<c10d::AllreduceOptions>());
         }
         return Base::allreduce_coalesced(in, c.options<c10d::AllreduceCoalescedOptions>());
-      case Kind::kBroadcast:
+      case Kind::Broadcast:
         return Base::broadcast(in, c.options<c10d::BroadcastOptions>());
-      case Kind::kReduce:
+      case Kind::Reduce:
         return Base::reduce(in, c.options<c10d::ReduceOptions>());
-      case Kind::kAllGather:
+      case Kind::AllGather:
         if (whole.defined()) {
           return Base::DDP_ALL_GATHER_SINGLE(whole, in[0], c.options<c10d::AllgatherOptions>());
         }
         of_each = {out};
         return Base::allgather(of_each, in, c.options<c10d::AllgatherOptions>());
-      case Kind::kGather:
+      case Kind::Gather:
         if (!out.empty()) of_each = {out};
         return Base::gather(of_each, in, c.options<c10d::GatherOptions>());
-      case Kind::kScatter:
+      case Kind::Scatter:
         if (!in.empty()) of_each = {in};
         return Base::scatter(out, of_each, c.options<c10d::ScatterOptions>());
-      case Kind::kReduceScatter:
+      case Kind::ReduceScatter:
         return reduce_parts(c);
-      case Kind::kAllToAll:
+      case Kind::AllToAll:
         return exchange(c);
       default:
         return Base::barrier(c.options<c10d::BarrierOptions>());
@@ -186,7 +187,7 @@ class Gloo : public Uniform<ProcessGroupGloo> {
     const auto work =
         begin([&] { return Base::allreduce(tensors, c.options<c10d::AllreduceOptions>()); });
     const auto copy_part = [to = c.out[0], part] { at::Tensor(to).copy_(part.view(to.sizes())); };
-    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, c.out);
+    return handle_of({{work}, copy_part, c.out});
   }
 
   /// Starts to send a packet, and the elements of a long message.

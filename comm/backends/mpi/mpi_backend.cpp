@@ -15,7 +15,8 @@
 #include "backends/mpi/operations/sparse_reduction.h"
 #include "backends/shm/backend/reduce.h"
 #include "backends/shm/memory/tensors.h"
-#include "work/composite_work.h"
+#include "calls/collective_call.h"
+#include "work/collective_handle.h"
 
 namespace ddp::backends::mpi {
 namespace {
@@ -28,21 +29,21 @@ using shm::bytes_of;
 
 const char* title_of(Kind kind) {
   switch (kind) {
-    case Kind::kAllReduce:
+    case Kind::AllReduce:
       return "mpi:all_reduce";
-    case Kind::kBroadcast:
+    case Kind::Broadcast:
       return "mpi:broadcast";
-    case Kind::kAllGather:
+    case Kind::AllGather:
       return "mpi:all_gather";
-    case Kind::kReduceScatter:
+    case Kind::ReduceScatter:
       return "mpi:reduce_scatter";
-    case Kind::kReduce:
+    case Kind::Reduce:
       return "mpi:reduce";
-    case Kind::kGather:
+    case Kind::Gather:
       return "mpi:gather";
-    case Kind::kScatter:
+    case Kind::Scatter:
       return "mpi:scatter";
-    case Kind::kAllToAll:
+    case Kind::AllToAll:
       return "mpi:all_to_all";
     default:
       return "mpi:barrier";
@@ -128,30 +129,30 @@ MpiBackend::WorkPtr MpiBackend::start(
 }
 
 MpiBackend::WorkPtr MpiBackend::run(Collective c) {
-  if (c.kind == Kind::kAllReduce && c.in[0].is_sparse()) return reduce_sparse(c);
+  if (c.kind == Kind::AllReduce && c.in[0].is_sparse()) return reduce_sparse(c);
   const auto in = c.inputs(), out = c.outputs();
   check_tensors(to_text(c.kind), in);
   check_tensors(to_text(c.kind), out);
   const auto ranks = static_cast<size_t>(size_);
   Tensors of_root(ranks);
   switch (c.kind) {
-    case Kind::kBroadcast:
+    case Kind::Broadcast:
       return broadcast_from_root(c);
-    case Kind::kAllReduce:
+    case Kind::AllReduce:
       return all_reduce(c);
-    case Kind::kReduce:
+    case Kind::Reduce:
       return reduce_to_root(c);
-    case Kind::kReduceScatter:
+    case Kind::ReduceScatter:
       return reduce_parts(c);
-    case Kind::kAllGather:
+    case Kind::AllGather:
       return exchange(c, Tensors(ranks, memory_of(in[0])), out);
-    case Kind::kGather:
+    case Kind::Gather:
       of_root[static_cast<size_t>(c.root)] = in[0];
       return exchange(c, of_root, out);
-    case Kind::kScatter:
+    case Kind::Scatter:
       of_root[static_cast<size_t>(c.root)] = out[0];
       return exchange(c, in, of_root);
-    case Kind::kAllToAll:
+    case Kind::AllToAll:
       return exchange(c, in, out);
     default: {
       const auto nothing = at::empty({0}, at::kByte);

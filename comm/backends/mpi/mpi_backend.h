@@ -8,13 +8,12 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
+#include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/mpi/channel.h"
 #include "backends/mpi/mpi_thread.h"
 #include "backends/mpi/operations/exchange.h"
-#include "calls/collective.h"
-#include "work/uniform.h"
 
 namespace ddp::backends::mpi {
 

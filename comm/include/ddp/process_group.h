@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// The group argument of a function; the default group if it is left out.
+/// The group argument of a function, and the group of options; the default group if it is left out.
 ///
 /// A type of its own because new_group() returns an empty ProcessGroup on non-members: passing that
 /// on must be an error and must not select the default group.
@@ -22,12 +22,18 @@ class DDP_API GroupArg {
   GroupArg() = default;
   /// The given group, of any type that converts to a ProcessGroup, such as a derived class.
   template <
-      typename Group, typename = std::enable_if_t<std::is_convertible_v<Group&&, ProcessGroup>>>
+      typename Group, typename = std::enable_if_t<
+                          std::is_convertible_v<Group&&, ProcessGroup> &&
+                          !std::is_same_v<std::decay_t<Group>, GroupArg>>>
   GroupArg(Group&& group)  // NOLINT: implicit
       : group_(std::forward<Group>(group)), given_(true) {}
 
   /// \throws c10::Error  if it was left out and there is no default group, or if it is empty.
   ProcessGroup get() const;
+  /// As get().
+  operator ProcessGroup() const { return get(); }  // NOLINT: implicit
+  /// Whether it was not left out.
+  bool is_given() const { return given_; }
 
  private:
   ProcessGroup group_;

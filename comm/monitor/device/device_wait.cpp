@@ -16,11 +16,11 @@ using namespace monitor;
 // is done, which the backend knows.
 Peers peers_of(const CollectiveCall& call) {
   switch (call.kind) {
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kGather:
-    case CollectiveKind::kScatter:
-    case CollectiveKind::kMessage:
+    case CollectiveKind::Broadcast:
+    case CollectiveKind::Reduce:
+    case CollectiveKind::Gather:
+    case CollectiveKind::Scatter:
+    case CollectiveKind::Message:
       return Peers::Some;
     default:
       return Peers::All;

@@ -3,7 +3,6 @@
 #include <ddp/internal/text.h>
 
 #include "calls/call_history.h"
-#include "calls/work_parts.h"
 #include "monitor/job_monitor.h"
 #include "monitor/waits/late_waits.h"
 
@@ -12,30 +11,19 @@ namespace {
 
 using Kind = CollectiveKind;
 
-std::optional<CallHistory::Position> find_call(const CallHistory& calls, const c10d::Work* work) {
-  if (auto found = calls.find(work)) return found;
-  const auto* whole = dynamic_cast<const WorkParts*>(work);
-  if (whole == nullptr) return std::nullopt;
-  // The last part: a rank that has not come to one before has not come to it, either.
-  for (auto part = whole->parts().rbegin(); part != whole->parts().rend(); ++part) {
-    if (auto found = find_call(calls, part->get())) return found;
-  }
-  return std::nullopt;
-}
-
 // The rank of the group without whose call `rank` waits, or AwaitedCall::kAll. Nothing if `rank`
 // may go on without the others.
 std::optional<int> needed_rank(const CallHistory::Position& at, int rank) {
   const auto& [lane, _, call] = at;
   const bool is_root = call.root == rank;
   switch (call.kind) {
-    case Kind::kBroadcast:
-    case Kind::kScatter:
+    case Kind::Broadcast:
+    case Kind::Scatter:
       return is_root ? std::nullopt : std::optional<int>(call.root);
-    case Kind::kReduce:
-    case Kind::kGather:
+    case Kind::Reduce:
+    case Kind::Gather:
       return is_root ? std::optional<int>(AwaitedCall::kAll) : std::nullopt;
-    case Kind::kAllToAll:
+    case Kind::AllToAll:
       // NCCL does not wait for a rank that sends nothing.
       return lane == CallHistory::Lane::kCpu ? std::optional<int>(AwaitedCall::kAll) : std::nullopt;
     default:
@@ -49,7 +37,7 @@ std::optional<int> needed_rank(const CallHistory::Position& at, int rank) {
 std::optional<AwaitedCall> GroupMonitor::awaited_call(
     const std::string& where, const c10d::Work* work) const {
   if (!setup_.calls || work == nullptr) return std::nullopt;
-  const auto at = find_call(*setup_.calls, work);
+  const auto at = setup_.calls->find(work);
   const auto needed = at ? needed_rank(*at, setup_.rank) : std::nullopt;
   if (!needed) return std::nullopt;
   auto call = at->call;

@@ -41,7 +41,7 @@ enum class Reduction {
 struct DistributedDataParallelOptions {
   /// The ranks to train with. Where layers are cut over some of them, the axis of their replicas:
   /// `mesh.group("dp")`. Default: the default group
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
   /// The one CUDA device of this rank's module. Arguments of `forward` are moved there: tensors,
   /// and copies of vectors, arrays, pairs, tuples, maps and optionals of them and of types with a
   /// `move_tensors` (see move_tensors.h), nested in any way. What `forward` writes into such a copy

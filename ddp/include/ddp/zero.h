@@ -24,7 +24,7 @@ struct ShardedGradients;
 /// Options for `ZeroRedundancyOptimizer`; the same on every rank.
 struct ZeroOptions {
   /// The ranks that share the state. With stage 2 or overlap, the model's. Default: the model's
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
   /// 1: each rank keeps its part of the optimizer's state. 2: also only its part of the gradients,
   /// so that `.grad` is undefined after an averaged backward pass. Default: 1
   TORCH_ARG(int, stage) = 1;

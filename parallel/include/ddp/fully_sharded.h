@@ -54,7 +54,7 @@ struct MixedPrecisionPolicy {
 /// Options for `FullyShardedDataParallel`.
 struct FullyShardedOptions {
   /// The ranks that share the parameters. Default: the default group
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
   /// Instead of process_group: a mesh of one axis, or of two: parameters are cut over the last one
   /// and replicated over the first (hybrid sharding). Default: none
   TORCH_ARG(std::optional<DeviceMesh>, mesh) = {};

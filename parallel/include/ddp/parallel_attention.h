@@ -33,7 +33,7 @@ struct ParallelMultiheadAttentionOptions {
   /// Whether input and output are cut along their first dimension.
   TORCH_ARG(bool, sequence_parallel) = false;
   /// The ranks that have some of the heads each. Default: the default group.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// Self-attention whose heads are divided over a group.

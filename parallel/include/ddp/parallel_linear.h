@@ -34,7 +34,7 @@ struct ColumnParallelLinearOptions {
   /// Whether the input is cut along its first dimension, and gathered in forward().
   TORCH_ARG(bool, sequence_parallel) = false;
   /// The ranks that have a part of the layer each. Default: the default group.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// A linear layer whose output features are cut over a group.
@@ -105,7 +105,7 @@ struct RowParallelLinearOptions {
   /// Whether the output is cut along its first dimension.
   TORCH_ARG(bool, sequence_parallel) = false;
   /// The ranks that have a part of the layer each. Default: the default group.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// A linear layer whose input features are cut over a group.

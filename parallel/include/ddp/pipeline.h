@@ -49,7 +49,7 @@ struct PipelineOptions {
   TORCH_ARG(int64_t, microbatches) = 4;
   /// The ranks of the pipeline, in the order of the stages: an axis of a mesh, `mesh.group("pp")`.
   /// Default: the default group
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
   /// Multiply the loss of a micro-batch by its share of the batch's rows, so that gradients are
   /// those of the batch's mean. False: for a loss function whose values add up to the batch's loss,
   /// such as a sum over tokens divided by the tokens of the batch. Default: true

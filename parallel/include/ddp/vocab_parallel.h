@@ -30,7 +30,7 @@ struct VocabParallelEmbeddingOptions {
   /// Whether the output is cut along its first dimension.
   TORCH_ARG(bool, sequence_parallel) = false;
   /// The ranks that have a part of the table each. Default: the default group.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// An embedding whose rows are cut over a group: rank r has rows [r * R, (r + 1) * R) of the whole

@@ -69,14 +69,14 @@ using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucke
 namespace hooks {
 
 /// Averages the bucket: divides by the world size, then all-reduces, as without a hook.
-DDP_API CommHook all_reduce(const ProcessGroup& group = {});
+DDP_API CommHook all_reduce(const GroupArg& group = {});
 
 /// Averages in half precision, halving the bytes on the wire: casts, divides, all-reduces and
 /// casts back. Gradients beyond 65504 in magnitude become infinite on the way.
-DDP_API CommHook fp16_compress(const ProcessGroup& group = {});
+DDP_API CommHook fp16_compress(const GroupArg& group = {});
 
 /// As fp16_compress in bfloat16: float's range, 8 bits of precision. On CPU too.
-DDP_API CommHook bf16_compress(const ProcessGroup& group = {});
+DDP_API CommHook bf16_compress(const GroupArg& group = {});
 
 /// Passes the bucket to `hook` in half precision, and casts the result back: the hook then sends
 /// half as many bytes. Around fp16_compress it has no effect.
@@ -96,11 +96,11 @@ struct PostLocalSGDHookOptions {
   /// Steps, from 0, that are averaged over `process_group`.
   TORCH_ARG(int64_t, start_iter) = 1000;
   /// The group that averages after that, such as the ranks of one host, whose links are fast.
-  TORCH_ARG(ProcessGroup, subgroup) = {};
+  TORCH_ARG(GroupArg, subgroup) = {};
   /// False: after that, gradients stay as they are.
   TORCH_ARG(bool, post_local_gradient_allreduce) = true;
   /// None: the default group of the moment.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// Averages gradients among all ranks for some steps, and then within a subgroup only. Parameters

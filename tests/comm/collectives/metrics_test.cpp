@@ -21,10 +21,9 @@ class AlikeBackend : public ddp::testing::RecordingBackend {
  public:
   using RecordingBackend::RecordingBackend;
 
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    for (auto& tensor : tensors) tensor.mul_(getSize());
-    return RecordingBackend::allreduce(tensors, options);
+  WorkPtr run(ddp::Collective collective) override {
+    for (auto& tensor : collective.out) tensor.mul_(getSize());
+    return RecordingBackend::run(std::move(collective));
   }
 };
 

@@ -28,7 +28,7 @@ constexpr auto kLane = CallHistory::Lane::kCpu;
 /// Makes an all-reduce that differs for each letter.
 CollectiveCall call_of(char letter) {
   CollectiveCall call;
-  call.kind = CollectiveKind::kAllReduce;
+  call.kind = CollectiveKind::AllReduce;
   call.dtype = 6;  // Float
   call.reduction = 0;
   call.numel = static_cast<uint64_t>(letter);
@@ -161,17 +161,17 @@ TEST_CASE("calls differ if a property that all ranks must call alike differs", "
   const auto turned = std::vector<at::Tensor>{at::empty({4}), at::empty({5, 2})};
   using Kind = CollectiveKind;
   const std::vector<CollectiveCall> different{
-      describe_call(Kind::kBarrier, {}),
-      describe_call(Kind::kAllReduce, at::empty({10}), 0),
-      describe_call(Kind::kAllReduce, at::empty({11}), 0),
-      describe_call(Kind::kAllReduce, at::empty({10}, at::kInt), 0),
-      describe_call(Kind::kAllReduce, at::empty({10}), 4),
-      describe_call(Kind::kAllReduce, two, 0),
-      describe_call(Kind::kAllReduce, turned, 0),
-      describe_call(Kind::kReduce, at::empty({10}), 0, 1),
-      describe_call(Kind::kReduce, at::empty({10}), 0, 0),
-      describe_call(Kind::kBroadcast, at::empty({10}), -1, 0),
-      describe_call(Kind::kAllToAll, at::empty({10}))};
+      describe_call(Kind::Barrier, {}),
+      describe_call(Kind::AllReduce, at::empty({10}), 0),
+      describe_call(Kind::AllReduce, at::empty({11}), 0),
+      describe_call(Kind::AllReduce, at::empty({10}, at::kInt), 0),
+      describe_call(Kind::AllReduce, at::empty({10}), 4),
+      describe_call(Kind::AllReduce, two, 0),
+      describe_call(Kind::AllReduce, turned, 0),
+      describe_call(Kind::Reduce, at::empty({10}), 0, 1),
+      describe_call(Kind::Reduce, at::empty({10}), 0, 0),
+      describe_call(Kind::Broadcast, at::empty({10}), -1, 0),
+      describe_call(Kind::AllToAll, at::empty({10}))};
   for (size_t i = 0; i < different.size(); ++i) {
     for (size_t j = 0; j < different.size(); ++j) {
       CAPTURE(ddp::to_text(different[i]), ddp::to_text(different[j]));
@@ -180,11 +180,11 @@ TEST_CASE("calls differ if a property that all ranks must call alike differs", "
     }
   }
   CHECK(
-      describe_call(Kind::kAllReduce, at::empty({2, 5}), 0) ==
-      describe_call(Kind::kAllReduce, at::empty({10}), 0));
+      describe_call(Kind::AllReduce, at::empty({2, 5}), 0) ==
+      describe_call(Kind::AllReduce, at::empty({10}), 0));
   CHECK(
-      describe_call(Kind::kAllToAll, at::empty({3})) ==
-      describe_call(Kind::kAllToAll, at::empty({10})));  // each rank sends its own number
+      describe_call(Kind::AllToAll, at::empty({3})) ==
+      describe_call(Kind::AllToAll, at::empty({10})));  // each rank sends its own number
   CHECK(ddp::to_text(different[8]) == "reduce of 10 x Float to rank 0, SUM");
   CHECK(ddp::to_text(different[9]) == "broadcast of 10 x Float from rank 0");
   CHECK(ddp::to_text(different[10]) == "all_to_all of Float");

@@ -17,7 +17,7 @@
 #include <torch/torch.h>
 
 #include "comm/group/group_builder.h"
-#include "comm/group/monitored_work.h"
+#include "comm/group/monitored_call.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -123,7 +123,7 @@ TEST_CASE(
         } else {
           others.wait();
           if (cannot_start) {
-            const auto start = []() -> c10::intrusive_ptr<c10d::Work> {
+            const auto start = []() -> StartedCall {
               TORCH_CHECK(false, "rank 1 is out of memory");
             };
             seen.first =
@@ -201,9 +201,7 @@ TEST_CASE(
   const auto seen = run_ranks<TimedError>(
       2,
       [&](const Rank& self) {
-        const auto start = [&]() -> c10::intrusive_ptr<c10d::Work> {
-          return c10::make_intrusive<Lazy>(is_std);
-        };
+        const auto start = [&] { return StartedCall{{c10::make_intrusive<Lazy>(is_std)}}; };
         return timed_error_of(
             [&] { monitored("reduce_scatter", *self.group, at::kCPU, start)->wait(); });
       },

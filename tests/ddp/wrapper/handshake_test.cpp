@@ -5,6 +5,7 @@
 #include "ddp/replicas/model_description.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
+#include "support/relay_backend.h"
 
 #include "support/catch.h"
 
@@ -36,23 +37,14 @@ std::string common_error(int size, const Fill& fill) {
 }
 
 // Forwards gathers to another backend; has memory of its own to reduce in, or none.
-class Memory : public c10d::Backend {
+class Memory : public testing::Relay {
  public:
   Memory(c10::intrusive_ptr<c10d::Backend> transport, bool has_memory)
-      : Backend(transport->getRank(), transport->getSize()),
-        transport_(std::move(transport)),
-        has_memory_(has_memory) {}
+      : Relay("memory", std::move(transport)), has_memory_(has_memory) {}
 
-  const std::string getBackendName() const override { return "memory"; }
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return has_memory_; }
-  c10::intrusive_ptr<c10d::Work> allgather(
-      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::AllgatherOptions& options) override {
-    return transport_->allgather(outputs, inputs, options);
-  }
 
  private:
-  c10::intrusive_ptr<c10d::Backend> transport_;
   bool has_memory_;
 };
 

@@ -38,10 +38,10 @@ Traffic traffic_of(const std::vector<ddp::ProcessGroup>& groups) {
       const auto bytes = static_cast<int64_t>(
           call.numel * c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
       const bool sums =
-          call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter;
+          call.kind == CollectiveKind::AllReduce || call.kind == CollectiveKind::ReduceScatter;
       const bool gathers =
-          call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kAllGather;
-      TORCH_CHECK(sums || gathers || call.kind == CollectiveKind::kBroadcast, ddp::to_text(call));
+          call.kind == CollectiveKind::AllReduce || call.kind == CollectiveKind::AllGather;
+      TORCH_CHECK(sums || gathers || call.kind == CollectiveKind::Broadcast, ddp::to_text(call));
       traffic.bytes[0] += sums ? bytes : 0;
       traffic.bytes[1] += gathers ? bytes : 0;
     }

@@ -74,7 +74,7 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
   /// \param group  none is the default group of the moment.
   /// \throws c10::ValueError  a period below 1, negative warm-up.
   explicit PeriodicModelAverager(
-      int64_t period, int64_t warmup_steps = 0, const ProcessGroup& group = {});
+      int64_t period, int64_t warmup_steps = 0, const GroupArg& group = {});
 
   void rebind(const GroupArg& group = {}) override;
 
@@ -83,7 +83,7 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
 
   int64_t period_;
   int64_t warmup_steps_;
-  ProcessGroup group_;  // none: the default group
+  GroupArg group_;  // left out: the default group of the moment
 };
 
 /// Averages within small groups often, and within large ones seldom: in a step that several periods

@@ -69,7 +69,7 @@ class DDP_API PowerSGD {
  public:
   /// \param group  of the wrapper; none is the default group of the moment.
   /// \throws c10::ValueError  an option out of its range.
-  explicit PowerSGD(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
+  explicit PowerSGD(const PowerSGDOptions& options = {}, const GroupArg& group = {});
 
   /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
@@ -93,6 +93,6 @@ class DDP_API PowerSGD {
 };
 
 /// Makes a PowerSGD that only the hook holds.
-DDP_API CommHook power_sgd(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
+DDP_API CommHook power_sgd(const PowerSGDOptions& options = {}, const GroupArg& group = {});
 
 }  // namespace ddp::hooks

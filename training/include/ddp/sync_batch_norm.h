@@ -34,7 +34,7 @@ struct SyncBatchNormOptions {
   /// Whether it has running statistics; else evaluation takes the batch's.
   TORCH_ARG(bool, track_running_stats) = true;
   /// The ranks whose batches are normalized together. Default: the default group.
-  TORCH_ARG(ProcessGroup, process_group) = {};
+  TORCH_ARG(GroupArg, process_group) = {};
 };
 
 /// Batch normalization over the batches of all ranks, as if they were one: output, running
@@ -135,11 +135,11 @@ TORCH_MODULE(SyncBatchNorm3d);
 /// \return how many were converted.
 /// \throws c10::ValueError  a BatchNorm that is no element of a Sequential, by name, or a wrapped
 ///         part; nothing is changed then.
-DDP_API int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
+DDP_API int64_t convert_sync_batchnorm(torch::nn::Module& module, const GroupArg& group = {});
 
 /// The same of a holder, or of a shared_ptr.
 template <typename M, std::enable_if_t<detail::is_wrappable<std::decay_t<M>>, int> = 0>
-int64_t convert_sync_batchnorm(M& module, const ProcessGroup& group = {}) {
+int64_t convert_sync_batchnorm(M& module, const GroupArg& group = {}) {
   return convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), group);
 }
 

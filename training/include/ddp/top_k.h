@@ -42,7 +42,7 @@ class DDP_API TopK {
  public:
   /// \param group  of the wrapper; none is the default group of the moment.
   /// \throws c10::ValueError  an option out of its range.
-  explicit TopK(const TopKOptions& options = {}, const ProcessGroup& group = {});
+  explicit TopK(const TopKOptions& options = {}, const GroupArg& group = {});
 
   /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
@@ -63,6 +63,6 @@ class DDP_API TopK {
 };
 
 /// Makes a TopK that only the hook holds.
-DDP_API CommHook top_k(const TopKOptions& options = {}, const ProcessGroup& group = {});
+DDP_API CommHook top_k(const TopKOptions& options = {}, const GroupArg& group = {});
 
 }  // namespace ddp::hooks

@@ -8,14 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
 #include "gloo_carrier.h"
 #include "host_memory.h"
-#include "work/run_on.h"
-#include "work/uniform.h"
 
 namespace ddp::backends::shm {
 
@@ -72,7 +71,7 @@ class FallbackBackend : public Uniform<c10d::Backend> {
   }
 
   WorkPtr run(Collective c) override {
-    if (c.kind != Kind::kBarrier) used_gloo_ = true;
+    if (c.kind != Kind::Barrier) used_gloo_ = true;
     auto results = c.results();
     return gloo_->start(
         c.type, std::move(results), [c = std::move(c)](auto& gloo) { return run_on(gloo, c); });

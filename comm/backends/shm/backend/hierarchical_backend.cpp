@@ -7,7 +7,7 @@
 
 #include "../memory/tensors.h"
 #include "reduce.h"
-#include "work/composite_work.h"
+#include "work/collective_handle.h"
 
 namespace ddp::backends::shm {
 
@@ -41,15 +41,15 @@ void HierarchicalBackend::shutdown() {
 void HierarchicalBackend::abort() { pipeline_->fail(kGroupAborted); }
 
 HierarchicalBackend::WorkPtr HierarchicalBackend::run(Collective c) {
-  if (c.kind == Kind::kBarrier) return run_barrier(c);
+  if (c.kind == Kind::Barrier) return run_barrier(c);
   const bool is_ours =
-      c.kind == Kind::kAllReduce && are_plain(c.in) && can_reduce(c.in[0].scalar_type(), c.op);
+      c.kind == Kind::AllReduce && are_plain(c.in) && can_reduce(c.in[0].scalar_type(), c.op);
   if (!is_ours) return FallbackBackend::run(std::move(c));
   c10d::AllreduceOptions options;
   options.reduceOp = c.op;
   options.timeout = c.timeout;
   std::vector<WorkPtr> works;
-  for (const auto& tensor : c.in) works.push_back(start(Kind::kAllReduce, tensor, options));
+  for (const auto& tensor : c.in) works.push_back(start(Kind::AllReduce, tensor, options));
   return works.size() == 1 ? works[0] : combine_works(std::move(works), c.results());
 }
 
@@ -63,7 +63,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::run_barrier(const Collective& 
   }
   c10d::AllreduceOptions as_sum;
   as_sum.timeout = c.timeout;
-  std::vector<WorkPtr> parts{start(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum)};
+  std::vector<WorkPtr> parts{start(Kind::Barrier, at::zeros({1}, at::kFloat), as_sum)};
   try {
     parts.push_back(FallbackBackend::run(c));
   } catch (const std::exception&) {
@@ -78,7 +78,7 @@ at::Tensor HierarchicalBackend::shared_or_abort(Kind kind, const Tensor& tensor)
   try {
     return shared(tensor, *arena_);
   } catch (const std::exception& error) {
-    const char* name = kind == Kind::kBarrier ? "barrier" : "all_reduce";
+    const char* name = kind == Kind::Barrier ? "barrier" : "all_reduce";
     pipeline_->fail(why_not_started(name, rank_, size_, error));
     throw;
   }
@@ -88,7 +88,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::start(
     Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
   const auto& host = pipeline_->host();
   host.intra_reduce->check_owner();
-  const bool reduces = kind == Kind::kAllReduce;
+  const bool reduces = kind == Kind::AllReduce;
   const auto operation = std::make_shared<HierarchicalOperation>();
   operation->kind = kind;
   operation->tensor = tensor;

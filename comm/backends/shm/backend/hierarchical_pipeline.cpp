@@ -170,7 +170,7 @@ void HierarchicalPipeline::intra_broadcast(const OperationPtr& operation) {
   Call call;
   call.timeout = leads ? timeout : wait_for_leader(timeout);
   call.keep(operation->memory);
-  call.descriptor = describe(Kind::kBroadcast, operation->memory, *host_.arena);
+  call.descriptor = describe(Kind::Broadcast, operation->memory, *host_.arena);
   if (leads) {
     call.copy_out = [operation] { assign(operation->tensor, operation->memory); };
   } else {

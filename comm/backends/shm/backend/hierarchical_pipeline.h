@@ -35,7 +35,7 @@ struct Host {
 
 /// One all-reduce or barrier over several hosts.
 struct HierarchicalOperation {
-  Kind kind = Kind::kBarrier;
+  Kind kind = Kind::Barrier;
   at::Tensor tensor;  // the caller's
   at::Tensor memory;  // in the arena; `tensor` itself where that lies there
   c10d::AllreduceOptions options;

@@ -15,7 +15,7 @@
 #include "message_work.h"
 #include "reduce.h"
 #include "shm_work.h"
-#include "work/composite_work.h"
+#include "work/collective_handle.h"
 
 namespace ddp::backends::shm {
 
@@ -115,9 +115,9 @@ void ShmBackend::refused(Kind kind, const std::exception& error) {
 }
 
 ShmBackend::WorkPtr ShmBackend::run(Collective c) {
-  if (c.kind == Kind::kBarrier) return run_barrier(c);
+  if (c.kind == Kind::Barrier) return run_barrier(c);
   const bool reduces =
-      c.kind == Kind::kAllReduce || c.kind == Kind::kReduce || c.kind == Kind::kReduceScatter;
+      c.kind == Kind::AllReduce || c.kind == Kind::Reduce || c.kind == Kind::ReduceScatter;
   const bool is_list_alone = c.type == c10d::OpType::ALLREDUCE && c.in.size() > 1;
   const bool is_ours = are_plain(c) && !is_list_alone &&
                        (!reduces || can_reduce(c.out[0].scalar_type(), c.op)) &&
@@ -128,19 +128,19 @@ ShmBackend::WorkPtr ShmBackend::run(Collective c) {
 
 ShmBackend::WorkPtr ShmBackend::run_in_memory(const Collective& c) {
   switch (c.kind) {
-    case Kind::kAllReduce:
+    case Kind::AllReduce:
       return all_reduce(c);
-    case Kind::kBroadcast:
+    case Kind::Broadcast:
       return broadcast_from_root(c);
-    case Kind::kReduce:
+    case Kind::Reduce:
       return reduce_to_root(c);
-    case Kind::kAllGather:
+    case Kind::AllGather:
       return gather_all(c);
-    case Kind::kGather:
+    case Kind::Gather:
       return gather_to_root(c);
-    case Kind::kScatter:
+    case Kind::Scatter:
       return scatter_from_root(c);
-    case Kind::kReduceScatter:
+    case Kind::ReduceScatter:
       return reduce_parts(c);
     default:
       return exchange(c);
@@ -174,7 +174,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast_from_root(const Collective& c) {
   // No rank reads the memory of a rank that receives, so its tensor need not be shared.
   const auto memory = c.root == rank_ ? shared(tensor, *arena_) : tensor;
   if (c.root == rank_) call.keep(memory);
-  call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
+  call.descriptor = describe(Kind::Broadcast, memory, *arena_);
   if (c.root != rank_) {
     call.reduce_step = [tensor, root = c.root](const auto& buffers) {
       assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
@@ -189,7 +189,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_to_root(const Collective& c) {
   const auto memory = shared(tensor, *arena_);
   Call call;
   call.keep(memory);
-  call.descriptor = describe(Kind::kReduce, memory, *arena_);
+  call.descriptor = describe(Kind::Reduce, memory, *arena_);
   call.descriptor.reduction = c.op.op_;
   const auto numel = static_cast<size_t>(memory.numel());
   call.reduce_step = [root = c.root, type = memory.scalar_type(), op = c.op,
@@ -208,7 +208,7 @@ ShmBackend::WorkPtr ShmBackend::gather_to_root(const Collective& c) {
   const auto memory = c.root == rank_ ? input : shared(input, *arena_);
   Call call;
   if (c.root != rank_) call.keep(memory);
-  call.descriptor = describe(Kind::kGather, memory, *arena_);
+  call.descriptor = describe(Kind::Gather, memory, *arena_);
   call.reduce_step = [outputs = c.out, input, root = c.root](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       const bool own = static_cast<int>(rank) == root;
@@ -226,7 +226,7 @@ ShmBackend::WorkPtr ShmBackend::scatter_from_root(const Collective& c) {
     memory = joined_in_arena(c.in, *arena_);
     call.keep(memory);
   }
-  call.descriptor = describe(Kind::kScatter, memory, *arena_);
+  call.descriptor = describe(Kind::Scatter, memory, *arena_);
   call.descriptor.numel = static_cast<uint64_t>(output.numel());
   call.reduce_step = [output, root = c.root,
                       offset = rank_ * output.nbytes()](const auto& buffers) {
@@ -239,7 +239,7 @@ ShmBackend::WorkPtr ShmBackend::gather_all(const Collective& c) {
   const auto memory = shared(c.in[0], *arena_);
   Call call;
   call.keep(memory);
-  call.descriptor = describe(Kind::kAllGather, memory, *arena_);
+  call.descriptor = describe(Kind::AllGather, memory, *arena_);
   call.reduce_step = [outputs = c.outputs(), memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       assign(outputs[rank], at_buffer(buffers[rank], memory));
@@ -254,7 +254,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_parts(const Collective& c) {
       c.whole_in.defined() ? shared(c.whole_in, *arena_) : joined_in_arena(c.in, *arena_);
   Call call;
   call.keep(memory);
-  call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
+  call.descriptor = describe(Kind::ReduceScatter, memory, *arena_);
   call.descriptor.reduction = c.op.op_;
   const auto result =
       output.is_contiguous() ? output : at::empty_like(output, at::MemoryFormat::Contiguous);

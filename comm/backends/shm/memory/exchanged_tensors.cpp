@@ -103,7 +103,7 @@ void ExchangedTensors::fill_slots(uint64_t round) {
 
 Descriptor ExchangedTensors::descriptor() const {
   Descriptor descriptor;
-  descriptor.kind = Kind::kAllToAll;
+  descriptor.kind = Kind::AllToAll;
   descriptor.dtype = static_cast<int32_t>(outputs_.front().scalar_type());
   descriptor.offset = offset_;
   return descriptor;

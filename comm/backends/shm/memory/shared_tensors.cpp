@@ -72,7 +72,7 @@ std::byte* SharedTensors::place_tensors(Arena& arena) {
 
 Descriptor SharedTensors::descriptor() const {
   Descriptor descriptor;
-  descriptor.kind = Kind::kAllReduce;
+  descriptor.kind = Kind::AllReduce;
   descriptor.dtype = static_cast<int32_t>(callers_.front().scalar_type());
   descriptor.numel = numel_;
   descriptor.offset = offset_;

@@ -64,7 +64,7 @@ bool PeerMonitor::uses_gloo(uint64_t number) const {
 std::string PeerMonitor::to_text(const Descriptor& d) const {
   CollectiveCall call;
   call.kind = d.kind;
-  if (d.kind == Kind::kBarrier) return ddp::to_text(call);
+  if (d.kind == Kind::Barrier) return ddp::to_text(call);
   if (d.carrier == Carrier::kGloo) {
     return ddp::str(
         ddp::to_text(d.kind), " of ", static_cast<c10::ScalarType>(d.dtype), " (through Gloo)");
@@ -76,10 +76,10 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   const auto is_any_of = [&](std::initializer_list<Kind> kinds) {
     return std::find(kinds.begin(), kinds.end(), d.kind) != kinds.end();
   };
-  if (is_any_of({Kind::kBroadcast, Kind::kReduce, Kind::kGather, Kind::kScatter})) {
+  if (is_any_of({Kind::Broadcast, Kind::Reduce, Kind::Gather, Kind::Scatter})) {
     call.root = peers_[static_cast<size_t>(d.root)].rank;
   }
-  if (is_any_of({Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce})) {
+  if (is_any_of({Kind::AllReduce, Kind::ReduceScatter, Kind::Reduce})) {
     call.reduction = static_cast<int8_t>(d.reduction);
   }
   return ddp::to_text(call);

@@ -23,7 +23,7 @@ enum class Carrier : uint32_t { kMemory, kGloo };
 /// One collective, as one rank calls it. Two ranks call the same one if all fields except `offset`
 /// are equal.
 struct Descriptor {
-  Kind kind = Kind::kBarrier;
+  Kind kind = Kind::Barrier;
   Carrier carrier = Carrier::kMemory;
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType

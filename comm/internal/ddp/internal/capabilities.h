@@ -36,10 +36,9 @@ struct BackendCapabilities {
 
 /// Returns what the group's backend for `device` can do.
 ///
-/// Looks the backend up in the registry: by the name that the group was made with, or in a group of
-/// another class by its getBackendName(). A backend that is not registered has the defaults.
-///
-/// Cost: a search by name; not for code that runs once per gradient.
+/// A group of this library has looked its backends up in the registry when it was made, by the name
+/// that it was made with. In a group of another class the backend's getBackendName() is searched
+/// for. A backend that is not registered has the defaults.
 BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device);
 
 }  // namespace ddp

@@ -7,11 +7,29 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/export.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "calls/collective_call.h"
-
 namespace ddp {
+
+struct CollectiveCall;
+
+/// What the ranks do together.
+enum class CollectiveKind : uint8_t {
+  AllReduce,
+  Broadcast,
+  AllGather,
+  ReduceScatter,
+  Barrier,
+  Reduce,
+  Gather,
+  Scatter,
+  AllToAll,
+  /// Not of a Collective: a call whose backward pass is one.
+  Differentiable,
+  /// Not of a Collective: a send or a recv.
+  Message
+};
 
 /// One call, normalised:
 ///
@@ -27,26 +45,27 @@ namespace ddp {
 ///
 /// Counts fit the group, and the tensors of a call have one dtype. The tensors of all kinds but
 /// all_to_all and reduce_scatter have one number of elements for each rank.
-struct Collective {
-  using Tensors = std::vector<at::Tensor>;
-  using Rows = std::vector<int64_t>;
+struct DDP_API Collective {
+  using Tensors = std::vector<at::Tensor>;  ///< in the order of ranks, where each has one
+  using Rows = std::vector<int64_t>;        ///< of the first dimension, by rank
 
-  CollectiveKind kind;
-  c10d::OpType type;
-  std::chrono::milliseconds timeout;
-  bool is_async = true;  ///< c10d's asyncOp: false lets NCCL use the current stream
-  /// What the caller gave, where that are tensors and not one tensor that has all parts.
-  Tensors in = {}, out = {};
-  /// The tensor of which each rank has a part, where the caller gave one; contiguous.
-  at::Tensor whole_in = {}, whole_out = {};
-  /// The rows of each rank's part of whole_in and whole_out; empty: equally many.
-  Rows in_rows = {}, out_rows = {};
-  c10d::ReduceOp op = c10d::ReduceOp::SUM;
-  int root = -1;  ///< a rank of the group; -1: has none
-  int size = 1;   ///< of the group
+  CollectiveKind kind;                ///< says which members there are
+  c10d::OpType type;                  ///< of the method that the caller called
+  std::chrono::milliseconds timeout;  ///< c10d::kUnsetTimeout: the group's
+  bool is_async = true;               ///< c10d's asyncOp: false lets NCCL use the current stream
+  Tensors in = {};                    ///< what the caller gave; empty where whole_in is there
+  Tensors out = {};                   ///< the same of whole_out
+  at::Tensor whole_in = {};           ///< one tensor that has a part for each rank; contiguous
+  at::Tensor whole_out = {};          ///< one tensor that gets a part of each rank; contiguous
+  Rows in_rows = {};                  ///< of the parts of whole_in; empty: equally many
+  Rows out_rows = {};                 ///< of the parts of whole_out
+  c10d::ReduceOp op = c10d::ReduceOp::SUM;  ///< of what reduces
+  int root = -1;                            ///< a rank of the group; -1: has none
+  int size = 1;                             ///< of the group
 
   /// `in`, or views of the parts of whole_in. Cost: a view for each rank.
   Tensors inputs() const { return whole_in.defined() ? parts(whole_in, in_rows) : in; }
+  /// `out`, or views of the parts of whole_out. Cost: a view for each rank.
   Tensors outputs() const { return whole_out.defined() ? parts(whole_out, out_rows) : out; }
   /// The caller's tensors that get values.
   Tensors results() const;
@@ -55,7 +74,7 @@ struct Collective {
   /// The description that is equal on all ranks, if their calls match.
   CollectiveCall described() const;
 
-  /// Reads, or returns, c10d's options of a method.
+  /// A call without tensors, from c10d's options of the method.
   template <typename Options>
   static Collective make(CollectiveKind kind, c10d::OpType type, const Options& o, int size) {
     Collective c{kind, type, o.timeout, o.asyncOp};
@@ -64,6 +83,7 @@ struct Collective {
     c.size = size;
     return c;
   }
+  /// c10d's options of a method for this call.
   template <typename Options>
   Options options() const {
     Options o;
@@ -87,10 +107,12 @@ struct Collective {
   Tensors parts(const at::Tensor& whole, const Rows& rows) const;
 };
 
+namespace detail {
+
 /// Converts the arguments of c10d's methods to a Collective.
 ///
 /// \throws c10::ValueError  where tensors do not fit the group, or each other.
-class CollectiveForms {
+class DDP_API CollectiveForms {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -133,5 +155,7 @@ class CollectiveForms {
 
   const int rank_, size_;
 };
+
+}  // namespace detail
 
 }  // namespace ddp
