@@ -56,6 +56,20 @@ const char* dispatcher_name(c10d::OpType type) {
   }
 }
 
+/// The tensors of its arguments, in its order.
+std::vector<c10::IValue> dispatcher_tensors(const Collective& c) {
+  const bool is_single = c.whole_in.defined() || c.whole_out.defined();
+  if (is_single) {
+    return {
+        c.whole_out.defined() ? c.whole_out : c.out[0],
+        c.whole_in.defined() ? c.whole_in : c.in[0]};
+  }
+  const bool in_place = c.kind == CollectiveKind::AllReduce ||
+                        c.kind == CollectiveKind::Broadcast || c.kind == CollectiveKind::Reduce;
+  if (in_place) return {c.in};
+  return {c.out, c.in};
+}
+
 }  // namespace
 
 c10::Device barrier_device(const c10d::ProcessGroup& group) {
@@ -89,7 +103,7 @@ void MonitoredGroup::check_in_use() const {
 
 WorkPtr MonitoredGroup::run(Collective c) {
   const auto device = c.first().device().type();
-  RECORD_FUNCTION(dispatcher_name(c.type), std::vector<c10::IValue>(c.in.begin(), c.in.end()));
+  RECORD_FUNCTION(dispatcher_name(c.type), dispatcher_tensors(c));
   return recorded(
       c.described(), device, [&] { return run_on(*serving(device).backend, std::move(c)); });
 }

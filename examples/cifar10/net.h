@@ -18,9 +18,9 @@ struct NetOptions {
   int64_t blocks = 1;           // blocks in each stage
   bool batch_norm = true;
   int64_t classes = 10;
-  // Normalize over the batches of all ranks of the group; null: the default group.
+  // Normalize over the batches of all ranks of the group.
   bool sync_batch_norm = false;
-  ddp::ProcessGroup group = {};
+  ddp::GroupArg group = {};
 };
 
 /// "small" (78 thousand parameters, a third of a megabyte of gradients) or "resnet18" (11 million,

@@ -43,7 +43,7 @@ ddp::Wire wire_of(const std::string& name) {
 
 std::unique_ptr<ddp::DiLoCo> make_diloco(const Regions& regions, TrainedModel& model) {
   if (!regions.are_used()) return nullptr;
-  const bool is_leader = model.groups().data->getRank() == 0;
+  const bool is_leader = ddp::get_rank(model.groups().data) == 0;
   return std::make_unique<ddp::DiLoCo>(
       model.module().parameters(), ddp::DiLoCoOptions()
                                        .sync_every(regions.sync_every)

@@ -403,8 +403,7 @@ namespace {
 /// Rank 0 adds a layer before the normalization, which other ranks skip. Registered last, it is in
 /// the first buckets.
 struct SkippingNet : torch::nn::Module {
-  explicit SkippingNet(const ProcessGroup& group)
-      : norm(SyncBatchNormOptions(6).process_group(group)) {
+  explicit SkippingNet(const GroupArg& group) : norm(SyncBatchNormOptions(6).process_group(group)) {
     register_module("first", first);
     register_module("norm", norm);
     register_module("last", last);
@@ -435,7 +434,7 @@ TEST_CASE("ranks that skip different layers normalize in the same order", "[rank
   constexpr int kRanks = 2;
   std::vector<at::Tensor> expected;
   {
-    SkippingNet net(nullptr);
+    SkippingNet net({});
     const auto inner = torch::cat({net.inner(rows_of(0), true), net.inner(rows_of(1), false)});
     net.last(net.norm(inner)).square().sum().div(kRanks).backward();
     for (const auto& p : net.parameters()) expected.push_back(p.grad());
