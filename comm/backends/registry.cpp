@@ -67,6 +67,13 @@ const RegisteredBackend* find(const std::string& name) {
   return found == registry.listed.end() ? nullptr : *found;
 }
 
+ServedBackend served(BackendPtr backend, const std::string& name) {
+  ServedBackend result{std::move(backend)};
+  result.description = find(name.empty() ? result.backend->getBackendName() : name);
+  if (result.description) result.capabilities = result.description->capabilities();
+  return result;
+}
+
 bool add(RegisteredBackend backend, bool replaces_missing) {
   auto& registry = backends::registry();
   const std::lock_guard lock(registry.mutex);

@@ -42,6 +42,16 @@ std::vector<const RegisteredBackend*> all();
 /// The backend with that name; null if there is none.
 const RegisteredBackend* find(const std::string& name);
 
+/// A backend of a group, and what the registry knows of it.
+struct ServedBackend {
+  BackendPtr backend;
+  const RegisteredBackend* description = nullptr;  // null: it is not registered
+  BackendCapabilities capabilities = {};           // of the description
+};
+
+/// \param name  that it is registered by; "": its getBackendName() says it.
+ServedBackend served(BackendPtr backend, const std::string& name = "");
+
 /// Adds a backend. If `replaces_missing`, one of that name that has no make() is replaced.
 ///
 /// \return  false if the name is taken.

@@ -20,7 +20,8 @@ WorkPtr start_barrier(c10d::ProcessGroup& group) {
   options.device = device;
   if (!device.is_cpu()) options.device_ids = {device.index()};
   const auto start = [&] {
-    // Not by another class of groups: see MonitoredGroup::barrier().
+    // Not by another class of groups: c10d::ProcessGroup makes a tensor in a static variable, which
+    // is a data race for ranks that are threads of one process.
     const bool is_own = own_monitor_of(group) != nullptr;
     return StartedCall{
         {is_own ? group.barrier(options) : group.getBackend(device.type())->barrier(options)}};

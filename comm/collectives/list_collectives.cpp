@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
@@ -11,7 +13,6 @@
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
 #include "group/monitored_call.h"
-#include "work/exchange_flat.h"
 
 namespace ddp {
 namespace {
@@ -30,12 +31,35 @@ StartedCall all_gather_uneven(
   return copying_out({std::move(works)}, outputs, {input});
 }
 
+/// An all-to-all of lists over a backend that only has the one of a flat tensor.
+///
+/// \param outputs, inputs  of one dtype, one tensor for each rank.
 StartedCall all_to_all_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10d::ProcessGroup& group) {
-  return exchange_flat(outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) {
-    return group.DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, received, sent);
-  });
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> sent;
+  std::vector<int64_t> received;
+  for (const auto& input : inputs) {
+    pieces.push_back(input.reshape({-1}));
+    sent.push_back(pieces.back().numel());
+  }
+  int64_t total = 0;
+  for (const auto& output : outputs) {
+    received.push_back(output.numel());
+    total += received.back();
+  }
+  auto from = at::cat(pieces);
+  auto to = at::empty({total}, from.options());
+  auto to_each = received;  // a copy, because a backend may clear it
+  const auto work = group.DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, to_each, sent);
+  const auto finish = [to, received, outputs] {
+    const auto parts = to.split_with_sizes(received);
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      at::Tensor(outputs[rank]).copy_(parts[rank].view(outputs[rank].sizes()));
+    }
+  };
+  return {{work}, finish, outputs, {to, from}};
 }
 
 /// An input that becomes this rank's part of the outputs.

@@ -8,20 +8,11 @@
 namespace ddp {
 namespace {
 
-using Served = MonitoredGroup::Served;
+using backends::ServedBackend;
 
-Served serving(c10d::ProcessGroup& group, c10::DeviceType device) {
-  if (const auto* own = dynamic_cast<const MonitoredGroup*>(&group)) return own->serving(device);
-  Served served{group.getBackend(device)};
-  served.description = backends::find(served.backend->getBackendName());
-  if (served.description) served.capabilities = served.description->capabilities();
-  return served;
-}
-
-}  // namespace
-
-BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto [backend, description, described] = serving(group, device.type());
+/// Of a group's backend now: it may have connected since.
+BackendCapabilities capabilities_now(const ServedBackend& served, c10::Device device) {
+  const auto& [backend, description, described] = served;
   auto capabilities = described;
   capabilities.reduces_in_own_memory =
       capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
@@ -31,10 +22,25 @@ BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device devic
   return capabilities;
 }
 
-std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto [backend, description, _] = serving(group, device.type());
+std::shared_ptr<GradientMemory> memory_of(const ServedBackend& served) {
+  const auto* description = served.description;
   if (!description || !description->gradient_memory) return nullptr;
-  return description->gradient_memory(*backend);
+  return description->gradient_memory(*served.backend);
+}
+
+}  // namespace
+
+BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto type = device.type();
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  return own ? capabilities_now(own->serving(type), device)
+             : capabilities_now(backends::served(group.getBackend(type)), device);
+}
+
+std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto type = device.type();
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  return own ? memory_of(own->serving(type)) : memory_of(backends::served(group.getBackend(type)));
 }
 
 }  // namespace ddp

@@ -170,32 +170,29 @@ WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
       describe_call(Kind::Barrier, {}), device, [&] { return getBackend(device)->barrier(o); });
 }
 
-c10d::Backend& MonitoredGroup::backend_of(const Tensors& message) const {
+WorkPtr MonitoredGroup::start_message(
+    const char* dispatcher_name, const Tensors& tensors,
+    c10::function_ref<WorkPtr(c10d::Backend&)> start) {
+  check_in_use();
   DDP_CHECK_VALUE(
-      message.size() == 1, "send, recv: expected one tensor, got ", message.size(), " ",
+      tensors.size() == 1, "send, recv: expected one tensor, got ", tensors.size(), " ",
       on_rank_text(*this), ". Call it once for each.");
-  return *serving(message[0].device().type()).backend;
+  auto& backend = *serving(tensors[0].device().type()).backend;
+  RECORD_FUNCTION(dispatcher_name, std::vector<c10::IValue>{tensors[0]});
+  return watched_message(start(backend), tensors);
 }
 
-WorkPtr MonitoredGroup::send(Tensors& tensors, int dst, int tag) {
-  check_in_use();
-  auto& backend = backend_of(tensors);
-  RECORD_FUNCTION("c10d::send", std::vector<c10::IValue>{tensors[0]});
-  return watched_message(backend.send(tensors, dst, tag), tensors);
+WorkPtr MonitoredGroup::send(Tensors& t, int dst, int tag) {
+  return start_message("c10d::send", t, [&](auto& to) { return to.send(t, dst, tag); });
 }
 
-WorkPtr MonitoredGroup::recv(Tensors& tensors, int src, int tag) {
-  check_in_use();
-  auto& backend = backend_of(tensors);
-  RECORD_FUNCTION("c10d::recv_", std::vector<c10::IValue>{tensors[0]});
-  return watched_message(backend.recv(tensors, src, tag), tensors);
+WorkPtr MonitoredGroup::recv(Tensors& t, int src, int tag) {
+  return start_message("c10d::recv_", t, [&](auto& from) { return from.recv(t, src, tag); });
 }
 
-WorkPtr MonitoredGroup::recvAnysource(Tensors& tensors, int tag) {
-  check_in_use();
-  auto& backend = backend_of(tensors);
-  RECORD_FUNCTION("c10d::recv_any_source_", std::vector<c10::IValue>{tensors[0]});
-  return watched_message(backend.recvAnysource(tensors, tag), tensors);
+WorkPtr MonitoredGroup::recvAnysource(Tensors& t, int tag) {
+  return start_message(
+      "c10d::recv_any_source_", t, [&](auto& from) { return from.recvAnysource(t, tag); });
 }
 
 void MonitoredGroup::shutdown() {

@@ -80,15 +80,12 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
 void MonitoredGroup::find_backends() {
   for (const auto& device : getDeviceTypes()) {
     const auto named = registered_names_.find(device.type());
-    auto& served = served_[device.type()];
-    served.backend = getBackend(device.type());
-    served.description = backends::find(
-        named == registered_names_.end() ? served.backend->getBackendName() : named->second);
-    if (served.description) served.capabilities = served.description->capabilities();
+    served_[device.type()] = backends::served(
+        getBackend(device.type()), named == registered_names_.end() ? "" : named->second);
   }
 }
 
-const MonitoredGroup::Served& MonitoredGroup::serving(c10::DeviceType device) const {
+const backends::ServedBackend& MonitoredGroup::serving(c10::DeviceType device) const {
   const auto found = served_.find(device);
   DDP_CHECK(
       found != served_.end(), "process group: expected a tensor of a device that it has a backend ",

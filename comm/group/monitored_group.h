@@ -46,14 +46,8 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void set_registered_name(c10::DeviceType device, const std::string& name) {
     registered_names_[device] = name;
   }
-  /// A backend of the group, and its properties: null if it is not registered.
-  struct Served {
-    c10::intrusive_ptr<c10d::Backend> backend;
-    const backends::RegisteredBackend* description = nullptr;
-    BackendCapabilities capabilities = {};  // of the description
-  };
   /// \throws c10::Error  if the group has none for tensors of that device.
-  const Served& serving(c10::DeviceType device) const;
+  const backends::ServedBackend& serving(c10::DeviceType device) const;
 
   /// Makes the monitor, as a part of the recipe's job.
   ///
@@ -94,7 +88,9 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   WorkPtr recorded(
       const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
   void find_backends();
-  c10d::Backend& backend_of(const Tensors& message) const;
+  WorkPtr start_message(
+      const char* dispatcher_name, const Tensors& tensors,
+      c10::function_ref<WorkPtr(c10d::Backend&)> start);
   WorkPtr watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device);
   void finish();
   void finish_on_device();
@@ -105,7 +101,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   const std::shared_ptr<CallHistory> calls_ = std::make_shared<CallHistory>();
   GroupRecipe recipe_;
   std::map<c10::DeviceType, std::string> registered_names_;
-  std::map<c10::DeviceType, Served> served_;  // since start_monitor()
+  std::map<c10::DeviceType, backends::ServedBackend> served_;  // since start_monitor()
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;

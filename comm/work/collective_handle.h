@@ -16,7 +16,7 @@ namespace ddp {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// What a call has started in backends.
+/// The works that a call has started, and its last step.
 struct StartedCall {
   /// Not empty.
   std::vector<WorkPtr> parts;

@@ -27,8 +27,8 @@ const ZeroOptions& checked(const ZeroOptions& options, const State& model) {
   DDP_CHECK_VALUE(
       options.stage() == 1 || options.stage() == 2, kSubject, "expected stage 1 or 2, got ",
       options.stage(), ". 1 divides the state, 2 gradients as well.");
-  const auto& group = options.process_group();
-  const bool is_models = !group.is_given() || group.get() == model.group();
+  const auto group = options.process_group().given();
+  const bool is_models = !group || group == model.group();
   DDP_CHECK_VALUE(
       is_models || (options.stage() == 1 && !options.overlap()), kSubject,
       "expected the model's process group with stage 2 or overlap, got another one. Leave "
@@ -75,9 +75,8 @@ class ZeroRedundancyOptimizerBase::Impl {
         generation_(state().generation()) {
     check_parameters(owner.param_groups(), state());
     if (options_.stage() == 2) shards_ = state().shard_gradients();
-    optimizer_ = cut_over(
-        options_.process_group().is_given() ? options_.process_group().get() : state().group(),
-        shards_.get());
+    const auto group = options_.process_group().given();
+    optimizer_ = cut_over(group ? group : state().group(), shards_.get());
     state().count_sharded_optimizer(true);
   }
   ~Impl() { state().count_sharded_optimizer(false); }
@@ -88,13 +87,13 @@ class ZeroRedundancyOptimizerBase::Impl {
         "ZeroRedundancyOptimizer: expected no overlap in rebind(), got overlap on ",
         state().monitor().rank_text(), ". Make a new optimizer.");
     DDP_CHECK(
-        (options_.stage() == 1 && options_.process_group().is_given()) || group == state().group(),
+        (options_.stage() == 1 && options_.process_group().given()) || group == state().group(),
         "ZeroRedundancyOptimizer: expected the model's group in rebind(), got another one on ",
         state().monitor().rank_text(), ". Call the model's rebind() before.");
     auto shards = shards_ ? shards_of_model() : nullptr;
     auto optimizer = cut_over(group, shards.get());
     // Nothing throws from here on.
-    if (options_.process_group().is_given()) options_.process_group(group);
+    if (options_.process_group().given()) options_.process_group(group);
     optimizer_ = std::move(optimizer);
     shards_ = std::move(shards);
     next_shards_.reset();

@@ -14,8 +14,8 @@ namespace transformer {
 struct Groups {
   ddp::ProcessGroup tp;  // of the ranks that have a part of each layer each, or of this one
   ddp::ProcessGroup cp;  // of the ranks that have some positions of each window each
-  // Of the ranks that have the same part of the layers: they average. Left out: of the default
-  // group, whichever it is at the time.
+  // The ranks that have the same part of the layers average over it. Left out: the default group,
+  // whichever it is at the time.
   ddp::GroupArg data;
   ddp::ProcessGroup pp;       // of the ranks that have some of the layers each; null: no pipeline
   ddp::ProcessGroup ends;     // of the first and the last rank of pp, on these

@@ -25,7 +25,7 @@ namespace {
 
 FullyShardedOptions with_group(FullyShardedOptions options) {
   DDP_CHECK_VALUE(
-      !options.mesh() || !options.process_group().is_given(),
+      !options.mesh() || !options.process_group().given(),
       "FullyShardedDataParallel: expected process_group or mesh, got both. Leave one of them out.");
   if (const auto& mesh = options.mesh()) {
     DDP_CHECK_VALUE(

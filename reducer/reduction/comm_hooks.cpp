@@ -12,7 +12,7 @@ namespace {
 /// The group that hooks get() in each call, as one without a group of its own follows the default
 /// group to another one.
 const GroupArg& checked(const GroupArg& group) {
-  if (group.is_given()) (void)group.get();
+  (void)group.given();
   return group;
 }
 
@@ -106,7 +106,7 @@ CommHook post_local_sgd(const PostLocalSGDHookOptions& options) {
       options.start_iter() >= 0, "post_local_sgd: expected start_iter to be at least 0, got ",
       options.start_iter(), ". Name a step.");
   DDP_CHECK_VALUE(
-      options.subgroup().is_given() || !options.post_local_gradient_allreduce(),
+      options.subgroup().given() || !options.post_local_gradient_allreduce(),
       "post_local_sgd: expected a subgroup to average over after step ", options.start_iter(),
       ", got none. Make one with new_group, or set post_local_gradient_allreduce(false).");
   auto late = options.post_local_gradient_allreduce() ? all_reduce(options.subgroup()) : noop();

@@ -23,7 +23,7 @@ class ProcessGroupUCC : public Backend {
 
 }  // namespace c10d
 
-/// Of a transport that nobody has.
+/// Functions of a made-up transport.
 c10::intrusive_ptr<c10d::Work> fabric_sum(
     const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType op);
 c10::intrusive_ptr<c10d::Work> fabric_broadcast(const at::Tensor& tensor, int root);

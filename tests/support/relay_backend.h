@@ -1,4 +1,4 @@
-// What a program's own backend is like: it has a name that c10d does not know.
+// A backend of a program's own: its name is unknown to c10d.
 #pragma once
 
 #include <string>

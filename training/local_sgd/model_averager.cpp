@@ -120,7 +120,7 @@ PeriodicModelAverager::PeriodicModelAverager(
     : period_(period), warmup_steps_(warmup_steps), group_(group) {
   check_period("PeriodicModelAverager", period);
   check_warmup("PeriodicModelAverager", warmup_steps);
-  if (group_.is_given()) (void)group_.get();
+  (void)group_.given();
 }
 
 void PeriodicModelAverager::apply(const std::vector<at::Tensor>& parameters, int64_t step) {

@@ -34,8 +34,7 @@ torch::nn::BatchNormOptions checked(const SyncBatchNormOptions& options) {
 }  // namespace
 
 SyncBatchNormImpl::SyncBatchNormImpl(const SyncBatchNormOptions& options)
-    : NormImplBase(checked(options)),
-      group_(options.process_group().is_given() ? options.process_group().get() : nullptr) {}
+    : NormImplBase(checked(options)), group_(options.process_group().given()) {}
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) { check_dimensions(input, 2, 5); }
 

@@ -17,7 +17,6 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/ScopeExit.h>
 #include <ddp/collective_backend.h>
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/owner_process.h>
@@ -252,7 +251,9 @@ class Gloo : public Uniform<ProcessGroupGloo> {
   // would end the process.
   WorkPtr exchange(const Collective& c) {
     const auto timeout = c.timeout == c10d::kUnsetTimeout ? options_->timeout : c.timeout;
-    const auto inputs = c.inputs(), outputs = c.outputs();
+    auto on_host = c;
+    if (c.whole_in.defined()) on_host.whole_in = c.whole_in.cpu();  // in one copy
+    const auto inputs = on_host.inputs(), outputs = c.outputs();
     auto exchange = c10::make_intrusive<Exchange>(*this, inputs, c.results(), timeout);
     const int tag = kAllToAllTag + static_cast<int>(c.first().scalar_type());
     for (int peer = 0; peer < size_; ++peer) {

@@ -14,7 +14,7 @@ namespace ddp {
 
 struct CollectiveCall;
 
-/// What the ranks do together.
+/// The operation that the ranks do together.
 enum class CollectiveKind : uint8_t {
   AllReduce,
   Broadcast,

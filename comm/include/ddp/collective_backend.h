@@ -156,7 +156,7 @@ class Uniform : public Base, public CollectiveRunner {
   }
 };
 
-/// What a backend of a program's own derives from: it overrides run(), and getBackendName().
+/// Base class of a program's own backends: they override run() and getBackendName().
 using CollectiveBackend = Uniform<c10d::Backend>;
 
 }  // namespace ddp

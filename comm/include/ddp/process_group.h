@@ -32,8 +32,10 @@ class DDP_API GroupArg {
   ProcessGroup get() const;
   /// As get().
   operator ProcessGroup() const { return get(); }  // NOLINT: implicit
-  /// Whether it was not left out.
-  bool is_given() const { return given_; }
+  /// The same without a default: null if it was left out.
+  ///
+  /// \throws c10::Error  if it is empty.
+  ProcessGroup given() const { return given_ ? get() : nullptr; }
 
  private:
   ProcessGroup group_;
