@@ -15,7 +15,6 @@ using Environment = std::vector<std::string>;
 struct Attempt {
   int number = 0;   // 0, or the number of the restart
   int master_port;  // MASTER_PORT of the ranks
-  int end_fd = -1;  // readable once another host has ended the attempt; -1: one host
 };
 
 /// Decides a rank's OMP_NUM_THREADS.

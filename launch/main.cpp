@@ -2,9 +2,9 @@
 #include <exception>
 #include <iostream>
 
-#include "launch/fd.h"
+#include "launch/job/run_job.h"
 #include "launch/options.h"
-#include "launch/processes/attempts.h"
+#include "launch/pipe.h"
 #include "launch/processes/guard.h"
 #include "launch/processes/spawn.h"
 
@@ -20,7 +20,7 @@ void print_error(const std::exception& error) {
 
 int supervise(const LaunchOptions& options, int lifeline) {
   try {
-    return run_attempts(options, lifeline);
+    return run_job(options, lifeline);
   } catch (const CannotExecute& error) {
     print_error(error);
     return error.exit_code();

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 
 #include <CLI/CLI.hpp>
+
+#include <ddp/internal/membership/address.h>
 
 namespace ddp::launch {
 namespace {
@@ -123,12 +126,12 @@ CLI::Validator file() {
 
 CLI::Validator coordinator() {
   const auto check = [](const std::string& text) {
-    const auto slash = text.find('/');
-    if (slash != std::string::npos && slash + 1 < text.size()) {
-      std::string place = text.substr(0, slash);
-      return endpoint()(place);
+    try {
+      (void)membership::parse_address(text);
+      return std::string();
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
     }
-    return "expected HOST:PORT/TOKEN, got '" + text + "'";
   };
   return CLI::Validator(check, "");
 }

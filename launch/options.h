@@ -39,6 +39,12 @@ struct LaunchOptions {
   std::vector<std::string> command;       // the program and its arguments; empty: only coordinates
 };
 
+/// The hosts whose ddpruns decide together. Without --max-restarts or --elastic there is nothing to
+/// decide, and each one runs its ranks alone.
+inline int hosts_that_agree(const LaunchOptions& options) {
+  return options.elastic || options.max_restarts > 0 ? options.nodes : 1;
+}
+
 /// Options to launch with, or the exit code when there is nothing to launch.
 struct ParsedOptions {
   std::optional<LaunchOptions> options;

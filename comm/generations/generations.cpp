@@ -39,7 +39,9 @@ membership::Address checked_address(const std::string& text) {
   try {
     return membership::parse_address(text);
   } catch (const std::invalid_argument& error) {
-    DDP_CHECK_VALUE(false, "ElasticOptions::coordinator(): ", error.what(), ".");
+    DDP_CHECK_VALUE(
+        false, "ElasticOptions::coordinator(): ", error.what(),
+        ". ddprun --elastic sets DDP_COORDINATOR.");
   }
 }
 

@@ -20,20 +20,7 @@ class Member {
  public:
   using Time = std::chrono::milliseconds;  // since any moment
 
-  enum class Stage {
-    Starting,   // said hello
-    Preparing,  // has a slot, and is not ready
-    Ready,      // at the door
-    Asked,      // a generation ended: stop, and report()
-    Reported,
-    Placed,  // in the generation `form()`: make its groups, then met()
-    Met,     // get the state, then entered()
-    Training,
-    Broken,  // its group failed, and the coordinator knows
-    Paused,  // at the boundary of a planned change
-    Done,    // waits for the others, and gives them the state
-    Over,    // see `end()`
-  };
+  using Stage = membership::Stage;
 
   struct Send {
     MemberMessage message;

@@ -1,15 +1,12 @@
 #include "membership/member_link.h"
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <random>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include <netdb.h>
 #include <unistd.h>
 
 #include <ddp/internal/system/host_name.h>
@@ -21,7 +18,6 @@ namespace {
 
 constexpr Member::Time kFirstRetry(100);
 constexpr Member::Time kLastRetry(2000);
-constexpr timeval kConnectLimit = {2, 0};
 constexpr std::chrono::seconds kFlushLimit(1);
 
 Hello hello_of(const Address& address, int slot) {
@@ -35,48 +31,7 @@ Hello hello_of(const Address& address, int slot) {
   return hello;
 }
 
-Fd connect_to(const Address& address) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found)) {
-    return {};
-  }
-  Fd connected;
-  for (const addrinfo* one = found; one != nullptr && !connected; one = one->ai_next) {
-    Fd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    // Linux applies it to connect, too.
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectLimit, sizeof(kConnectLimit));
-    if (fd && ::connect(fd.get(), one->ai_addr, one->ai_addrlen) == 0) connected = std::move(fd);
-  }
-  ::freeaddrinfo(found);
-  return connected;
-}
-
 }  // namespace
-
-Address parse_address(const std::string& text) {
-  const auto slash = text.find('/');
-  const auto colon = text.rfind(':', slash);
-  Address address;
-  if (slash != std::string::npos && colon != std::string::npos) {
-    address.host = text.substr(0, colon);
-    address.token = text.substr(slash + 1);
-    const auto* end = text.data() + slash;
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, address.port);
-    if (error != std::errc() || stop != end) address.port = 0;
-  }
-  if (address.host.size() > 1 && address.host.front() == '[' && address.host.back() == ']') {
-    address.host = address.host.substr(1, address.host.size() - 2);
-  }
-  const bool is_word = address.token.find_first_of(" \t\n/") == std::string::npos;
-  if (address.host.empty() || address.port < 1 || address.port > 65535 || address.token.empty() ||
-      !is_word) {
-    throw std::invalid_argument(
-        "expected HOST:PORT/TOKEN, got '" + text + "'. ddprun --elastic sets DDP_COORDINATOR");
-  }
-  return address;
-}
 
 MemberLink::MemberLink(Address address, int slot, std::function<void(const std::string&)> stop)
     : address_(std::move(address)),
@@ -175,7 +130,7 @@ void MemberLink::follow_orders(std::unique_lock<std::mutex>& lock) {
 void MemberLink::connect_if_due(std::unique_lock<std::mutex>& lock) {
   if (!wants_connection_ || channel_ || now() < next_try_) return;
   lock.unlock();
-  Fd socket = connect_to(address_);
+  Fd socket = connect_to(address_.host, address_.port);
   lock.lock();
   next_try_ = now() + retry_after_;
   retry_after_ = std::min(2 * retry_after_, kLastRetry);

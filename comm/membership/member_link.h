@@ -7,22 +7,13 @@
 #include <string>
 #include <thread>
 
+#include <ddp/internal/membership/address.h>
 #include <ddp/internal/membership/line_channel.h>
 #include <ddp/internal/system/fd.h>
 
 #include "membership/member.h"
 
 namespace ddp::membership {
-
-/// Where the coordinator is: "HOST:PORT/TOKEN", as ddprun writes it into DDP_COORDINATOR.
-struct Address {
-  std::string host;
-  int port = 0;
-  std::string token;
-};
-
-/// \throws std::invalid_argument  with the text that an error shows.
-Address parse_address(const std::string& text);
 
 /// Carries a Member's lines: one socket and one thread for a process.
 ///

@@ -4,7 +4,7 @@
 #include <ddp/internal/text.h>
 
 #include "launch/membership/membership.h"
-#include "launch/membership/seconds_text.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "launch/membership/seconds_text.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 

@@ -123,18 +123,7 @@ class Membership {
 
  private:
   enum class Phase { Returning, Gathering, Entering, Running, Over };
-  enum class Stage {
-    Preparing,  // not ready to be let in
-    Ready,      // at the door
-    Back,       // came back to a new coordinator
-    Asked,      // from here on a member: it has to report
-    Reported,
-    Placed,  // in the generation that was formed
-    Met,     // has its groups
-    Training,
-    Paused,  // at the boundary of a planned change
-    Done,
-  };
+  using Stage = membership::Stage;
   struct Peer {
     Place place;
     int pid = 0;

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "launch/environment.h"
-#include "launch/fd.h"
 #include "launch/options.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 

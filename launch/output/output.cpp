@@ -32,15 +32,15 @@ Output::Output(int out_fd, int err_fd)
       own_source_(err_sink_->add_source("ddprun: ")) {}
 
 Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
-  Log* log = nullptr;
-  if (log_file) log = logs_.emplace_back(std::make_unique<Log>(std::move(log_file))).get();
+  Rank& rank = ranks_[next_place_++];
+  if (log_file) rank.log = std::make_unique<Log>(std::move(log_file));
   RankEnds ends;
-  ends.out = add_stream(out_, global_rank, log);
-  ends.err = add_stream(*err_sink_, global_rank, log);
+  ends.out = add_stream(rank, out_, global_rank);
+  ends.err = add_stream(rank, *err_sink_, global_rank);
   return ends;
 }
 
-Fd Output::add_stream(Sink& sink, int global_rank, Log* log) {
+Fd Output::add_stream(Rank& rank, Sink& sink, int global_rank) {
   const std::string prefix = "[" + std::to_string(global_rank) + "] ";
   Fd read, write;
   if (auto terminal = make_pseudo_terminal()) {
@@ -53,10 +53,11 @@ Fd Output::add_stream(Sink& sink, int global_rank, Log* log) {
   }
   set_nonblocking(read);
   const int source = sink.add_source(prefix);
-  const int log_source = log ? log->sink.add_source("") : 0;
-  streams_.push_back(
-      {std::move(read), &sink, source, static_cast<int>(prefix.size()), log, log_source});
-  resize(streams_.back());
+  const int log_source = rank.log ? rank.log->sink.add_source("") : 0;
+  rank.streams.push_back(
+      {std::move(read), &sink, source, static_cast<int>(prefix.size()), rank.log.get(),
+       log_source});
+  resize(rank.streams.back());
   return write;
 }
 
@@ -68,34 +69,49 @@ void Output::resize(const Stream& stream) {
 }
 
 void Output::resize() {
-  for (const Stream& stream : streams_) resize(stream);
+  for (const auto& [place, rank] : ranks_) {
+    for (const Stream& stream : rank.streams) resize(stream);
+  }
 }
 
 void Output::say(std::string_view line) { err_sink_->feed(own_source_, std::string(line) + "\n"); }
 
 void Output::copy() {
-  for (Stream& stream : streams_) {
-    if (stream.fd && !stream.sink->full()) read_ready(stream, kReadSize);
+  for (auto& [place, rank] : ranks_) {
+    for (Stream& stream : rank.streams) {
+      if (stream.fd && !stream.sink->full()) read_ready(stream, kReadSize);
+    }
+    if (rank.log) rank.log->sink.write_ready();
   }
   out_.write_ready();
   err_.write_ready();
-  for (const auto& log : logs_) log->sink.write_ready();
+  forget_ended();
 }
 
-int Output::log_error() const {
-  for (const auto& log : logs_) {
-    if (log->sink.error() != 0) return log->sink.error();
+/// A job may start its ranks again many times: their logs must not stay open.
+void Output::forget_ended() {
+  for (auto one = ranks_.begin(); one != ranks_.end();) {
+    const auto& [place, rank] = *one;
+    const bool is_open = std::any_of(
+        rank.streams.begin(), rank.streams.end(),
+        [](const Stream& stream) { return static_cast<bool>(stream.fd); });
+    const bool is_written = !rank.log || rank.log->sink.empty();
+    if (rank.log && log_error_ == 0) log_error_ = rank.log->sink.error();
+    one = is_open || !is_written ? std::next(one) : ranks_.erase(one);
   }
-  return 0;
 }
 
-void Output::drain(int local_rank) {
-  // Without prefixes there are no streams.
-  const size_t first = 2 * static_cast<size_t>(local_rank);
-  for (size_t i = first; i < std::min(first + 2, streams_.size()); ++i) {
-    read_ready(streams_[i], kDrainLimit);
-    finish(streams_[i]);
+void Output::drain(int place) {
+  const auto rank = ranks_.find(place);  // without prefixes there is none
+  if (rank == ranks_.end()) return;
+  for (Stream& stream : rank->second.streams) {
+    read_ready(stream, kDrainLimit);
+    finish(stream);
   }
+}
+
+void Output::drain_all() {
+  for (const auto& [place, rank] : ranks_) drain(place);
 }
 
 void Output::finish(Stream& stream) {
@@ -122,8 +138,10 @@ void Output::read_ready(Stream& stream, size_t limit) {
 }
 
 void Output::add_to(std::vector<pollfd>& waited) const {
-  for (const Stream& stream : streams_) {
-    if (stream.fd && !stream.sink->full()) waited.push_back({stream.fd.get(), POLLIN, 0});
+  for (const auto& [place, rank] : ranks_) {
+    for (const Stream& stream : rank.streams) {
+      if (stream.fd && !stream.sink->full()) waited.push_back({stream.fd.get(), POLLIN, 0});
+    }
   }
   for (const Sink* sink : {&out_, &err_}) {
     if (!sink->empty()) waited.push_back({sink->fd(), POLLOUT, 0});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -7,8 +8,8 @@
 
 #include <poll.h>
 
-#include "launch/fd.h"
 #include "launch/output/sink.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 
@@ -29,7 +30,7 @@ class Output {
     Fd out;
     Fd err;
   };
-  /// Makes the descriptors of the next local rank; call it for each, in order.
+  /// Makes the descriptors of one rank more.
   ///
   /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
   RankEnds add_rank(int global_rank, Fd log = {});
@@ -44,7 +45,10 @@ class Output {
   void resize();
 
   /// Reads the rest of the output of a rank that has ended, and ends its last lines.
-  void drain(int local_rank);
+  ///
+  /// \param place  of its add_rank() among all: 0, 1, ...
+  void drain(int place);
+  void drain_all();
 
   /// Appends the descriptors to wait for until `copy` has something to do.
   void add_to(std::vector<pollfd>& waited) const;
@@ -55,7 +59,7 @@ class Output {
   /// errno of a failed write (EPIPE: the reader went away), or 0.
   int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
   /// errno of a failed write to a log, or 0. The job continues.
-  int log_error() const;
+  int log_error() const { return log_error_; }
 
  private:
   struct Log {
@@ -71,7 +75,12 @@ class Output {
     Log* log;  // null: none
     int log_source;
   };
-  Fd add_stream(Sink& sink, int global_rank, Log* log);
+  struct Rank {
+    std::unique_ptr<Log> log;  // null: none
+    std::vector<Stream> streams;
+  };
+  static Fd add_stream(Rank& rank, Sink& sink, int global_rank);
+  void forget_ended();
   static void finish(Stream& stream);
   /// Reads what is there, up to `limit` bytes.
   static void read_ready(Stream& stream, size_t limit);
@@ -83,8 +92,9 @@ class Output {
   // written into the middle of a line of the other.
   Sink* err_sink_;
   int own_source_;
-  std::vector<std::unique_ptr<Log>> logs_;  // one for each rank that has a log
-  std::vector<Stream> streams_;  // stdout and stderr of local rank 0, of local rank 1, ...
+  std::map<int, Rank> ranks_;  // by place; not those whose output has ended
+  int next_place_ = 0;
+  int log_error_ = 0;  // of a log that is closed
 };
 
 }  // namespace ddp::launch

@@ -4,7 +4,7 @@
 
 #include <sys/ioctl.h>
 
-#include "launch/fd.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 

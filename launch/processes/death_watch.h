@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-#include "launch/fd.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch/fd.h"
+#include "launch/pipe.h"
 #include "launch/processes/process_tree.h"
 #include "launch/processes/signals.h"
 

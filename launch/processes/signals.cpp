@@ -3,8 +3,10 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <initializer_list>
+#include <system_error>
 
 namespace ddp::launch {
 
@@ -25,6 +27,13 @@ bool is_ignored_by_caller(int signal) {
 }
 
 bool is_only_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
+
+Fd open_signals(const sigset_t& signals) {
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  Fd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) throw std::system_error(errno, std::generic_category(), "cannot await signals");
+  return fd;
+}
 
 std::optional<int> next_signal(int fd) {
   signalfd_siginfo info;

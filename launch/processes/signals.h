@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include <ddp/internal/system/fd.h>
+
 namespace ddp::launch {
 
 /// Returns the signals that ddprun waits for instead of dying from them: those that ask it to end,
@@ -16,6 +18,11 @@ bool is_ignored_by_caller(int signal);
 /// Whether ddprun only forwards `signal` to the ranks: SIGUSR1 and SIGUSR2, with which a scheduler
 /// warns of its time limit.
 bool is_only_forwarded(int signal);
+
+/// Blocks `signals` and opens a non-blocking signalfd for them.
+///
+/// \throws std::system_error  when no descriptors are left.
+Fd open_signals(const sigset_t& signals);
 
 /// Takes the next signal from a non-blocking signalfd of awaited_signals(), if one has come.
 std::optional<int> next_signal(int fd);

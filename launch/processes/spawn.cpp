@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch/fd.h"
+#include "launch/pipe.h"
 #include "launch/processes/signals.h"
 
 namespace ddp::launch {

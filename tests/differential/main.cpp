@@ -169,11 +169,13 @@ int main(int argc, char** argv) {
   ddp::differential::Options options;
   options.seed = std::random_device{}();
   options.seconds = 60;
-  app.add_option("--seconds", options.seconds, "how long to draw; default: 60");
+  app.add_option("--seconds", options.seconds, "how long to draw; default: 60")
+      ->check(CLI::PositiveNumber);
   app.add_option(
       "--seed", options.seed,
       "of the first program; the next ones have the numbers after it. Default: random");
-  app.add_option("--programs", options.programs, "how many, in place of --seconds");
+  app.add_option("--programs", options.programs, "how many, in place of --seconds")
+      ->check(CLI::PositiveNumber);
   app.add_option("--ranks", options.ranks, "programs with this number of ranks");
   app.add_option("--backend", options.backend, "programs over this backend");
   app.add_option("--only", options.only, "programs with this value: name=label; may be repeated");

@@ -18,7 +18,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "elastic/diloco_regions.h"
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 #include "local_sgd/diloco/elastic_leaders.h"
 #include "support/error_of.h"
 #include "support/processes.h"

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 

@@ -12,7 +12,7 @@
 
 #include <poll.h>
 
-#include "launch/elastic/carrier.h"
+#include "launch/job/coordinator.h"
 
 namespace ddp::testing {
 
@@ -21,8 +21,8 @@ class TestCoordinator {
   /// \param port  0: a free one.
   /// \param state  a file from which another one goes on; "": none.
   TestCoordinator(int max_ranks, int min_ranks, int port = 0, const std::string& state = "")
-      : carrier_(std::in_place, options_for(max_ranks, min_ranks, state), "t", port),
-        port_(carrier_->port()),
+      : coordinator_(std::in_place, options_for(max_ranks, min_ranks, state), "t", port),
+        port_(coordinator_->port()),
         thread_([this] { serve(); }) {}
   ~TestCoordinator() { end(); }
 
@@ -32,7 +32,7 @@ class TestCoordinator {
   void kill() {
     is_killed_ = true;
     end();
-    carrier_.reset();
+    coordinator_.reset();
   }
 
  private:
@@ -54,14 +54,14 @@ class TestCoordinator {
   void serve() {
     while (!ends_) {
       std::vector<pollfd> waited;
-      carrier_->add_to(waited);
+      coordinator_->add_to(waited);
       ::poll(waited.data(), waited.size(), /*timeout=*/10);
-      carrier_->serve();
+      coordinator_->serve();
     }
-    if (!is_killed_) carrier_->finish_sending();
+    if (!is_killed_) coordinator_->finish_sending();
   }
 
-  std::optional<launch::Carrier> carrier_;
+  std::optional<launch::Coordinator> coordinator_;
   const int port_;
   std::atomic<bool> ends_{false};
   std::atomic<bool> is_killed_{false};

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "transformer_runs.h"

@@ -12,6 +12,7 @@ ROOMS = (
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {
     "start_thread": "base",
+    "address": "membership",
     "as_real": "base",
     "backend": "backends",
     "c10d_names": "work",

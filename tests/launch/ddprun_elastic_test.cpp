@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/hosts/line_socket.h"
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
+#include "launch/stranger.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -205,9 +205,7 @@ TEST_CASE("a coordinator that is killed goes on from its state", "[process]") {
   for (const auto& one : {&a, &c, &d}) (*one)->read_until(": generation 2,");
   CHECK(!has(d->out(), "step 0\n"));
   const auto answer_to = [&](const std::string& token) {
-    const auto stranger = ddp::launch::connect_to("127.0.0.1", port);
-    stranger.send_line("hello " + token + " 5 -1 1 host");
-    return stranger.read_line(std::chrono::seconds(10)).value_or("");
+    return answer_to_stranger(port, "hello " + token + " 5 -1 1 host").value_or("");
   };
   CHECK(answer_to("of_another_job") == "");
   CHECK_THAT(answer_to("t"), ContainsText("you "));

@@ -1,11 +1,12 @@
 // Several hosts that restart together: several ddpruns on the loopback device.
 #include <csignal>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "launch/hosts/line_socket.h"
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
+#include "launch/stranger.h"
 #include "support/processes.h"
 
 #include "support/catch.h"
@@ -113,13 +114,12 @@ TEST_CASE("a ddprun that is killed ends the job on all hosts", "[process]") {
 TEST_CASE("strangers and hosts that do not fit are refused, and the job continues", "[process]") {
   const ReservedPort endpoint;
   Process first(host(0, endpoint, "1", "exit 0"));
-  ddp::launch::LineSocket stranger;
+  std::optional<std::string> answer;
   REQUIRE(eventually([&] {
-    stranger = ddp::launch::connect_to("127.0.0.1", endpoint.port());
-    return static_cast<bool>(stranger);
+    answer = answer_to_stranger(endpoint.port(), "GET / HTTP/1.1");
+    return answer.has_value();
   }));
-  stranger.send_line("GET / HTTP/1.1");
-  CHECK_FALSE(stranger.read_line(kPatience));
+  CHECK(answer == "");
 
   const Ended other = run(host(1, endpoint, "2", "exit 0"));
   CHECK(other.code == 1);

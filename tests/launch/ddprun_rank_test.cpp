@@ -103,6 +103,21 @@ TEST_CASE("jobs at the same time have different ports, one within a job", "[proc
   CHECK(a[0] != b[0]);
 }
 
+TEST_CASE("ddprun listens on no port, but for members of an elastic job", "[process]") {
+  const bool elastic = GENERATE(false, true);
+  // Of the sockets of the process that runs the ranks, those that listen (state 0A).
+  const std::string script =
+      "for fd in /proc/$PPID/fd/*; do name=$(readlink $fd); inode=${name#socket:[}; "
+      "[ \"$inode\" = \"$name\" ] || awk -v inode=${inode%]} "
+      "'$4 == \"0A\" && $10 == inode { print \"listens\" }' /proc/net/tcp /proc/net/tcp6; done; "
+      "echo looked";
+  Lines options = {"-n", "1"};
+  if (elastic) options.push_back("--elastic");
+  const Ended job = run(ddprun_sh(options, script));
+  CHECK(job.code == 0);
+  CHECK(job.out == (elastic ? "[0] listens\n[0] looked\n" : "[0] looked\n"));
+}
+
 TEST_CASE("a program that cannot be executed is reported once", "[process]") {
   Ended job = run(ddprun({"-n", "4", "no-such-program-here"}));
   CHECK(job.code == 127);

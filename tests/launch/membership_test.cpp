@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/membership/member.h"
-#include "launch/elastic/elastic_job.h"
+#include "launch/job/job.h"
 #include "launch/membership/membership.h"
 #include "launch/membership_simulator.h"
 
@@ -448,16 +448,16 @@ TEST_CASE(
   options.elastic.emplace();
   options.elastic->max_ranks = options.elastic->min_ranks = 2;
   std::vector<std::pair<int, std::string>> sent;
-  ddp::launch::ElasticJob::Wires wires;
+  ddp::launch::Job::Wires wires;
   wires.send = [&](int client, const std::string& line) { sent.emplace_back(client, line); };
-  wires.close = [](int) {};
+  wires.close = wires.watch = [](int) {};
   wires.remember = [](const Remembered&) {};
   wires.new_port = [] { return 1; };
   wires.say = [](const std::string&) {};
   wires.reached_at = [](int client) {
     return std::string(client == 0 ? "127.0.0.1" : "192.168.7.1");
   };
-  ddp::launch::ElasticJob job(options, "t", wires, 0ms);
+  ddp::launch::Job job(options, "t", wires, 0ms);
   for (const int client : {0, 1}) {
     const auto id = static_cast<ProcessId>(client + 1);
     job.on_line(0ms, client, line_of(MemberMessage(Hello{"t", id, -1, 100 + client, "h"})));

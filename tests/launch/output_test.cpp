@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "launch/fd.h"
+#include "launch/pipe.h"
 #include "support/catch.h"
 
 using ddp::Fd;

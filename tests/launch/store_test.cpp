@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/rendezvous/rendezvous.h"
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 #include "launch/options.h"
 #include "support/catch.h"
 #include "support/listening.h"

@@ -29,6 +29,9 @@ class LineChannel {
     ::fcntl(socket_.get(), F_SETFL, O_NONBLOCK);
   }
 
+  /// Notices within 30 s that the peer's host is gone without closing the connection.
+  inline void close_when_peer_is_lost();
+
   int fd() const { return socket_.get(); }
   explicit operator bool() const { return static_cast<bool>(socket_); }
 
@@ -56,6 +59,17 @@ class LineChannel {
   std::string unread_;
   std::string unsent_;
 };
+
+void LineChannel::close_when_peer_is_lost() {
+  const auto set = [this](int level, int name, int value) {
+    ::setsockopt(socket_.get(), level, name, &value, sizeof(value));
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30000);
+}
 
 std::string LineChannel::local_host() const {
   constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address of an IPv6 socket

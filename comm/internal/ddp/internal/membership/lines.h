@@ -33,6 +33,23 @@ inline bool operator==(const Place& a, const Place& b) { return a.id == b.id && 
 /// What a member has of the state: nothing yet, all of one applied step, or parts of two.
 enum class Holding { None, Whole, Torn };
 
+/// Where a process stands in its job: of itself in Member, of each process in launch::Membership.
+enum class Stage {
+  Starting,   // said hello
+  Preparing,  // has a slot, and is not ready
+  Ready,      // waits to join
+  Back,       // came back to a new coordinator
+  Asked,      // from here on a member: a generation ended, and it has to stop and report
+  Reported,
+  Placed,  // in the generation that was formed: makes its groups
+  Met,     // has its groups, and gets the state
+  Training,
+  Broken,  // its group failed, and the coordinator knows
+  Paused,  // at the boundary of a planned change
+  Done,    // waits for the others, and gives them the state
+  Over,    // has no part in the job any more
+};
+
 /// The last value of a line: it may have spaces.
 struct Text {
   std::string value;

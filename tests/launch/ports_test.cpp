@@ -1,4 +1,4 @@
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 
 #include <cerrno>
 #include <set>

@@ -1,8 +1,13 @@
 #pragma once
 
-#include "launch/fd.h"
+#include <ddp/internal/system/fd.h>
 
 namespace ddp::launch {
+
+/// Listens on `port` of all addresses.
+///
+/// \throws std::system_error  when the port is taken.
+Fd listen_on(int port);
 
 /// Binds a fresh socket, with SO_REUSEADDR, to `port` of all addresses: [::], IPv4 included, or
 /// without IPv6 0.0.0.0. 0: to any free port. Empty if it cannot, with errno.

@@ -1,13 +1,27 @@
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/ports.h"
 
 #include <cerrno>
 #include <cstdint>
+#include <string>
 #include <system_error>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 namespace ddp::launch {
+namespace {
+
+constexpr int kBacklog = 128;
+
+}  // namespace
+
+Fd listen_on(int port) {
+  Fd fd = bind_to_port(port);
+  if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
+  throw std::system_error(
+      errno, std::generic_category(), "cannot listen on port " + std::to_string(port));
+}
+
 int port_of(const Fd& fd) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);

@@ -3,8 +3,8 @@
 #include <optional>
 #include <string>
 
-#include "launch/fd.h"
 #include "launch/membership/membership.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 

@@ -9,27 +9,30 @@
 #include <ddp/internal/membership/line_channel.h>
 #include <poll.h>
 
-#include "launch/elastic/elastic_job.h"
-#include "launch/elastic/state_file.h"
-#include "launch/fd.h"
-#include "launch/hosts/reserved_port.h"
+#include "launch/job/job.h"
+#include "launch/job/ports.h"
+#include "launch/job/state_file.h"
 #include "launch/options.h"
+#include "launch/pipe.h"
 
 namespace ddp::launch {
 
-using membership::LineChannel;
-
-/// The coordinator of an elastic job: carries lines between the job and its clients over TCP, and
-/// tells the job the time. It works inside of the caller's poll loop.
-class Carrier {
+/// Carries lines between a job and its clients, and tells the job the time. It works inside of the
+/// caller's poll loop.
+class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
+  using LineChannel = membership::LineChannel;
 
-  /// Listens on `port` of all addresses; 0: a free one.
+  /// \param port  to listen on, of all addresses; 0: a free one. Without one it has only local
+  ///        clients.
   /// \throws std::system_error  when the port is taken, or the state cannot be read.
-  Carrier(const LaunchOptions& options, const std::string& token, int port);
+  Coordinator(const LaunchOptions& options, const std::string& token, std::optional<int> port);
 
+  /// 0: it does not listen.
   int port() const { return port_; }
+  /// The end of a new client of this process.
+  LineChannel local_client();
   std::optional<int> exit_code() const { return job_->exit_code(); }
 
   void add_to(std::vector<pollfd>& waited) const;
@@ -47,6 +50,8 @@ class Carrier {
     bool spoke = false;
   };
 
+  Job::Wires wires(bool is_alone);
+
   void accept_clients();
   void read_lines_of(int name);
   void drop_if_ended(int name);
@@ -59,7 +64,7 @@ class Carrier {
   int last_name_ = 0;
   std::optional<StateFile> state_file_;
   std::optional<ReservedPort> reserved_;
-  std::optional<ElasticJob> job_;
+  std::optional<Job> job_;
 };
 
 }  // namespace ddp::launch

@@ -1,12 +1,12 @@
-#include "launch/elastic/carrier.h"
+#include "launch/job/coordinator.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <system_error>
 #include <utility>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
-
-#include "launch/hosts/line_socket.h"
 
 namespace ddp::launch {
 namespace {
@@ -16,10 +16,24 @@ constexpr std::chrono::seconds kLastLinesLimit(2);
 
 }  // namespace
 
-Carrier::Carrier(const LaunchOptions& options, const std::string& token, int port)
-    : listener_(listen_on(port)), port_(port_of(listener_)) {
-  set_nonblocking(listener_);
-  ElasticJob::Wires wires;
+Coordinator::Coordinator(
+    const LaunchOptions& options, const std::string& token, std::optional<int> port) {
+  if (port) {
+    listener_ = listen_on(*port);
+    port_ = port_of(listener_);
+    set_nonblocking(listener_);
+  }
+  std::optional<Remembered> earlier;
+  if (options.elastic && !options.elastic->state.empty()) {
+    earlier = state_file_.emplace(options.elastic->state).read();
+  }
+  const bool is_alone = options.command.empty();
+  job_.emplace(options, token, wires(is_alone), now(), std::move(earlier));
+}
+
+/// \param is_alone  no launcher of this host is a client, so what it would say is printed.
+Job::Wires Coordinator::wires(bool is_alone) {
+  Job::Wires wires;
   wires.send = [this](int client, const std::string& line) {
     const auto found = clients_.find(client);
     if (found != clients_.end()) found->second.channel.send(line);
@@ -28,6 +42,7 @@ Carrier::Carrier(const LaunchOptions& options, const std::string& token, int por
     const auto found = clients_.find(client);
     if (found != clients_.end()) found->second.channel.close_after_sending();
   };
+  wires.watch = [this](int client) { clients_.at(client).channel.close_when_peer_is_lost(); };
   wires.remember = [this](const Remembered& state) {
     if (state_file_) state_file_->write(state);
   };
@@ -36,28 +51,31 @@ Carrier::Carrier(const LaunchOptions& options, const std::string& token, int por
     const auto found = clients_.find(client);
     return found == clients_.end() ? std::string() : found->second.channel.local_host();
   };
-  // A host's own launcher is a client, and gets it as such.
-  const bool is_alone = options.command.empty();
   wires.say = [is_alone](const std::string& text) {
     if (is_alone) std::fprintf(stderr, "ddprun: %s\n", text.c_str());
   };
-  std::optional<Remembered> earlier;
-  if (!options.elastic->state.empty()) {
-    earlier = state_file_.emplace(options.elastic->state).read();
-  }
-  job_.emplace(options, token, std::move(wires), now(), std::move(earlier));
+  return wires;
 }
 
-std::chrono::milliseconds Carrier::now() const {
+membership::LineChannel Coordinator::local_client() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot make a pair of sockets");
+  }
+  clients_[++last_name_] = {LineChannel(Fd(ends[0])), Clock::now()};
+  return LineChannel(Fd(ends[1]));
+}
+
+std::chrono::milliseconds Coordinator::now() const {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_);
 }
 
-void Carrier::add_to(std::vector<pollfd>& waited) const {
-  waited.push_back({listener_.get(), POLLIN, 0});
+void Coordinator::add_to(std::vector<pollfd>& waited) const {
+  if (listener_) waited.push_back({listener_.get(), POLLIN, 0});
   for (const auto& [name, client] : clients_) client.channel.add_to(waited);
 }
 
-std::optional<Carrier::Clock::time_point> Carrier::next_time() const {
+std::optional<Coordinator::Clock::time_point> Coordinator::next_time() const {
   std::optional<Clock::time_point> next;
   if (const auto time = job_->next_time()) next = start_ + *time;
   for (const auto& [name, client] : clients_) {
@@ -70,7 +88,7 @@ std::optional<Carrier::Clock::time_point> Carrier::next_time() const {
 /// Reads before the job looks at the time: after a stop of this process, signs of life wait in the
 /// sockets. Members come before launchers, and ends last: what a process said counts before its
 /// end, and why it ended before its connection's end.
-void Carrier::serve() {
+void Coordinator::serve() {
   accept_clients();
   std::vector<int> names;
   for (const auto& [name, client] : clients_) names.push_back(name);
@@ -83,15 +101,15 @@ void Carrier::serve() {
   job_->on_time(now());
 }
 
-void Carrier::accept_clients() {
-  for (;;) {
+void Coordinator::accept_clients() {
+  while (listener_) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) return;
     clients_[++last_name_] = {LineChannel(std::move(socket)), Clock::now()};
   }
 }
 
-void Carrier::read_lines_of(int name) {
+void Coordinator::read_lines_of(int name) {
   Client& client = clients_.at(name);
   for (const auto& line : client.channel.exchange()) {
     client.spoke = true;
@@ -99,7 +117,7 @@ void Carrier::read_lines_of(int name) {
   }
 }
 
-void Carrier::drop_if_ended(int name) {
+void Coordinator::drop_if_ended(int name) {
   const Client& client = clients_.at(name);
   const bool is_silent = !client.spoke && Clock::now() >= client.since + kFirstLineLimit;
   if (client.channel && !is_silent) return;
@@ -107,7 +125,7 @@ void Carrier::drop_if_ended(int name) {
   job_->on_closed(now(), name);
 }
 
-void Carrier::finish_sending() {
+void Coordinator::finish_sending() {
   if (state_file_) state_file_->remove();
   const auto deadline = Clock::now() + kLastLinesLimit;
   for (auto& [name, client] : clients_) client.channel.close_after_sending();

@@ -13,4 +13,9 @@ inline std::string seconds_text(std::chrono::milliseconds duration) {
   return text;
 }
 
+/// "1 rank", "2 ranks".
+inline std::string count_of(int n, const std::string& noun) {
+  return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
 }  // namespace ddp::launch

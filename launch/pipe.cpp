@@ -1,4 +1,4 @@
-#include "launch/fd.h"
+#include "launch/pipe.h"
 
 #include <cerrno>
 #include <system_error>

@@ -1,4 +1,4 @@
-#include "launch/elastic/state_file.h"
+#include "launch/job/state_file.h"
 
 #include <cerrno>
 #include <cstdio>

@@ -1,0 +1,422 @@
+#include "launch/job/host_loop.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <ddp/internal/text.h>
+
+#include "launch/output/log_file.h"
+#include "launch/processes/exit_status.h"
+#include "launch/processes/signals.h"
+#include "launch/processes/spawn.h"
+#include "launch/texts.h"
+
+namespace ddp::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kGraceAfterFailure(3000);
+constexpr milliseconds kGraceAfterSignal(5000);
+constexpr milliseconds kGraceToLeave(30000);
+constexpr milliseconds kWaitAfterKill(2000);
+constexpr milliseconds kKillAgainEvery(20);
+constexpr milliseconds kFirstConnectEvery(100);
+constexpr milliseconds kConnectEvery(1000);
+constexpr std::chrono::minutes kConnectLimit(5);
+
+/// The variables of a rank; in an elastic job also where its coordinator is.
+Environment environment_of(
+    const LaunchOptions& options, const membership::Address& coordinator, const Attempt& attempt,
+    int local_rank) {
+  const auto threads = omp_threads(options, own_variable("OMP_NUM_THREADS"), usable_cores());
+  auto result = rank_environment(current_environment(), options, attempt, local_rank, threads);
+  if (!options.elastic) return result;
+  const auto is_stale = [](const std::string& entry) {
+    return entry.rfind("DDP_COORDINATOR=", 0) == 0 || entry.rfind("DDP_SLOT=", 0) == 0;
+  };
+  result.erase(std::remove_if(result.begin(), result.end(), is_stale), result.end());
+  result.push_back("DDP_COORDINATOR=" + text_of(coordinator));
+  result.push_back(str("DDP_SLOT=", global_rank(options, local_rank)));
+  return result;
+}
+
+}  // namespace
+
+HostLoop::HostLoop(
+    const LaunchOptions& options, Address coordinator, Coordinator* own, int lifeline)
+    : options_(options),
+      coordinator_(std::move(coordinator)),
+      own_(own),
+      lifeline_(lifeline),
+      signals_(open_signals(awaited_signals())),
+      null_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      processes_(/*kills_groups=*/options.elastic.has_value()),
+      output_(STDOUT_FILENO, STDERR_FILENO),
+      next_connect_(Clock::now()),
+      deadline_(Clock::now() + kConnectLimit) {
+  ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
+  if (!null_) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
+  if (own_ == nullptr) return;
+  job_ = own_->local_client();
+  introduce();
+}
+
+int HostLoop::run() {
+  while (state_ != State::Done) {
+    connect();
+    wait_for_event();
+    handle_signals();
+    check_lifeline();
+    copy_output();
+    // A rank's end is known before its connection's: then its cause is, too.
+    reap_ended();
+    check_stops();
+    if (own_ != nullptr) own_->serve();
+    follow_job();
+    check_connection();
+    advance();
+  }
+  job_.send("bye");
+  if (own_ != nullptr) own_->finish_sending();
+  finish_output();
+  if (const auto error = output_.log_error()) {
+    output_.say(str("the logs are not complete: ", std::strerror(error)));
+    output_.copy();
+  }
+  return exit_code_;
+}
+
+void HostLoop::connect() {
+  const bool may_connect = options_.elastic || !has_joined_;
+  if (job_ || !may_connect || Clock::now() < next_connect_ || state_ != State::Running) return;
+  next_connect_ = Clock::now() + (has_joined_ ? kConnectEvery : kFirstConnectEvery);
+  Fd socket = membership::connect_to(coordinator_.host, coordinator_.port);
+  if (!socket) {
+    if (has_joined_ || Clock::now() < deadline_) return;
+    throw std::runtime_error(
+        str("cannot reach node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
+            " within 5 minutes. Start it there, with ", options_.elastic ? "--elastic and " : "",
+            "--node-rank 0."));
+  }
+  job_ = LineChannel(std::move(socket));
+  job_.close_when_peer_is_lost();
+  introduce();
+}
+
+/// Says which ranks run, and which ended while the job could not be told.
+void HostLoop::introduce() {
+  const auto held = has_joined_ ? std::max(1, processes_.count()) : 0;
+  has_joined_ = true;
+  job_.send(
+      str("host ", coordinator_.token, " ", options_.elastic ? 1 : 0, " ", options_.node_rank, " ",
+          hosts_that_agree(options_), " ", options_.local_ranks, " ", options_.max_restarts, " ",
+          held));
+  for (const auto& rank : processes_.running())
+    job_.send(str("started ", rank.rank, " ", rank.pid));
+  for (const auto& line : std::exchange(unsent_, {})) job_.send(line);
+}
+
+void HostLoop::wait_for_event() {
+  std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {processes_.fd(), POLLIN, 0}};
+  if (lifeline_is_open_) waited.push_back({lifeline_, POLLIN, 0});
+  job_.add_to(waited);
+  if (own_ != nullptr) own_->add_to(waited);
+  output_.add_to(waited);
+
+  std::optional<Clock::time_point> next = stall_deadline_;
+  const auto consider = [&](std::optional<Clock::time_point> time) {
+    if (time && (!next || *time < *next)) next = time;
+  };
+  if (state_ == State::Running && !job_) consider(next_connect_);
+  if (state_ == State::Killing) consider(Clock::now() + kKillAgainEvery);
+  const bool has_deadline = state_ != State::Running && state_ != State::Coordinating;
+  if (has_deadline) consider(deadline_);
+  if (own_ != nullptr) consider(own_->next_time());
+  milliseconds timeout(-1);
+  if (next) {
+    timeout = std::max(std::chrono::ceil<milliseconds>(*next - Clock::now()), milliseconds(0));
+  }
+  ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
+}
+
+void HostLoop::handle_signals() {
+  while (const auto signal = next_signal(signals_.get())) {
+    if (*signal == SIGWINCH) {
+      output_.resize();
+    } else if (*signal != SIGCHLD) {  // SIGCHLD only wakes the loop
+      on_signal(*signal);
+    }
+  }
+}
+
+void HostLoop::on_signal(int signal) {
+  const bool is_asked_to_end = !is_only_forwarded(signal);
+  if (is_asked_to_end) ++signals_taken_;
+  if (state_ == State::Ending) {
+    if (next_ == Next::StartAgain && is_asked_to_end) job_.send(str("signal ", signal));
+    if (signal != SIGINT) return send_to_ranks(signal);
+    output_.say("got SIGINT while ending; killing " + processes_.names());
+    return begin_killing();
+  }
+  if (state_ == State::Killing || state_ == State::Done) return;
+
+  const bool may_leave = options_.elastic && state_ == State::Running && job_;
+  if (is_asked_to_end) {
+    if (state_ == State::Running) job_.send(str("signal ", signal));
+    if (state_ != State::Finishing) exit_code_ = 128 + signal;
+    if (signal == SIGTERM && may_leave) return begin_leaving();
+  }
+  const int ranks = processes_.count();
+  output_.say(
+      "got " + signal_name(signal) +
+      (ranks > 0 ? "; passing it on to " + count_of(ranks, "rank") : ""));
+  if (!is_asked_to_end) return send_to_ranks(signal);
+  next_ = Next::Exit;
+  begin_ending(signal, grace_or(kGraceAfterSignal));
+}
+
+void HostLoop::check_lifeline() {
+  if (!lifeline_is_open_) return;
+  pollfd lifeline = {lifeline_, POLLIN, 0};
+  if (::poll(&lifeline, 1, 0) <= 0) return;
+  lifeline_is_open_ = false;
+  if (state_ == State::Running || next_ == Next::StartAgain) {
+    exit_code_ = 128 + SIGKILL;
+    job_.send(str("signal ", SIGKILL));
+  }
+  next_ = Next::Exit;
+  output_.say("was killed itself; killing " + processes_.names());
+  begin_killing();
+}
+
+void HostLoop::copy_output() {
+  output_.copy();
+  if (output_.error() == 0 || state_ != State::Running) return;
+  exit_code_ = 128 + SIGPIPE;
+  job_.send(str("signal ", SIGPIPE));
+  output_.say(
+      str("cannot write the ranks' output: ", std::strerror(output_.error()), "; ending ",
+          count_of(processes_.count(), "rank")));
+  begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+}
+
+void HostLoop::reap_ended() {
+  for (const auto& [rank, status] : processes_.reap()) {
+    output_.drain(rank.output);
+    const int code = exit_code_of(status);
+    const auto line =
+        str("exited ", rank.rank, " ", rank.pid, " ", code, " ", was_asked(code) ? 1 : 0, " ",
+            describe_end(status));
+    if (job_) {
+      job_.send(line);
+    } else {
+      unsent_.push_back(line);
+    }
+  }
+}
+
+/// Whether a rank that ended with `code` was told to end.
+bool HostLoop::was_asked(int code) const {
+  if (state_ == State::Leaving || state_ == State::Finishing) return true;
+  return std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
+}
+
+void HostLoop::check_stops() {
+  for (const auto& [rank, signal] : processes_.take_stops()) {
+    output_.say(
+        str("rank ", rank.rank, " (pid ", rank.pid, ") was stopped by signal ", signal, " (",
+            signal_name(signal), ")"));
+  }
+}
+
+void HostLoop::follow_job() {
+  for (const auto& line : job_.exchange()) follow(line);
+}
+
+void HostLoop::follow(const std::string& line) {
+  InputText words(line);
+  std::string word;
+  words >> word;
+  int first = 0, second = 0, third = 0;
+  if (word == "say") {
+    output_.copy();  // what the ranks have written comes before what the job says of them
+    output_.say(line.substr(word.size() + 1));
+  } else if (word == "start" && words >> first >> second && state_ == State::Running) {
+    sent_signals_.clear();
+    for (int local = 0; local < options_.local_ranks; ++local) start(local, {first, second});
+  } else if (word == "replace" && words >> first >> second >> third && state_ == State::Running) {
+    start(first - global_rank(options_, 0), {second, third});
+  } else if (word == "kill" && words >> first >> second) {
+    processes_.kill(first, second);
+  } else if (word == "stop" && (state_ == State::Running || state_ == State::Leaving)) {
+    if (state_ == State::Running) next_ = Next::StartAgain;
+    begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+  } else if (word == "finish" && words >> first >> second) {
+    std::string text;
+    if (std::getline(words >> std::ws, text)) output_.say(text);
+    on_finish(first, milliseconds(second));
+  }
+}
+
+void HostLoop::on_finish(int code, milliseconds limit) {
+  if (state_ == State::Running || next_ == Next::StartAgain) exit_code_ = code;
+  next_ = Next::Exit;
+  if (state_ != State::Running && state_ != State::Leaving) return;
+  state_ = State::Finishing;
+  deadline_ = Clock::now() + limit;
+}
+
+void HostLoop::start(int local_rank, const Attempt& attempt) {
+  const int rank = global_rank(options_, local_rank);
+  StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
+  Output::RankEnds ends;
+  if (options_.prefix) {
+    ends = output_.add_rank(rank, log_of(options_, attempt, rank));
+    fds.out = ends.out.get();
+    fds.err = ends.err.get();
+  }
+  const pid_t pid =
+      spawn(options_.command, environment_of(options_, coordinator_, attempt, local_rank), fds);
+  processes_.add(rank, pid, outputs_++);
+  job_.send(str("started ", rank, " ", pid));
+}
+
+/// Only the ranks of an elastic job go on without a coordinator, which comes back.
+void HostLoop::check_connection() {
+  if (job_ || !has_joined_) return;
+  const bool awaits_job = state_ == State::Running || next_ == Next::StartAgain;
+  if (options_.elastic) {
+    if (state_ != State::Running || processes_.count() > 0) return;
+    output_.say("lost the coordinator, and no rank is left");
+  } else {
+    if (!awaits_job) return;
+    output_.say("lost node 0's ddprun at " + options_.master_addr);
+  }
+  exit_code_ = 1;
+  next_ = Next::Exit;
+  if (state_ == State::Running) begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+}
+
+void HostLoop::advance() {
+  const bool is_due = Clock::now() >= deadline_;
+  switch (state_) {
+    case State::Running:
+      end_stall();
+      break;
+    case State::Leaving:
+    case State::Finishing:
+      // Processes that the ranks left running in the background end with them.
+      if (processes_.count() == 0 || is_due) begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+      break;
+    case State::Coordinating:
+      if (own_->exit_code()) state_ = State::Done;
+      break;
+    case State::Ending:
+      if (!processes_.any_left() || !is_due) break;
+      output_.say("the grace period is over; killing " + processes_.names());
+      begin_killing();
+      break;
+    case State::Killing:
+      // Kill again: a process may have forked while the signals were sent.
+      send_to_ranks(SIGKILL);
+      // The guard reports the processes that cannot be killed now.
+      if (is_due) return on_all_gone();
+      break;
+    case State::Done:
+      break;
+  }
+  const bool ends = state_ == State::Ending || state_ == State::Killing;
+  if (ends && !processes_.any_left()) on_all_gone();
+}
+
+/// Ends a job whose last ranks are stopped: nothing else can, but the coordinator of an elastic
+/// job. It does not kill them at once, as a user who stopped the whole job may be resuming one
+/// process after the other.
+void HostLoop::end_stall() {
+  const int left = processes_.count();
+  const bool may_stall = !options_.elastic && left > 0 && left < options_.local_ranks;
+  if (!may_stall || !processes_.all_are_stopped()) {
+    stall_deadline_.reset();
+  } else if (!stall_deadline_) {
+    stall_deadline_ = Clock::now() + grace_or(kGraceAfterFailure);
+  } else if (Clock::now() >= *stall_deadline_) {
+    stall_deadline_.reset();
+    output_.say("all other ranks have ended; killing " + processes_.names() + ", which is stopped");
+    for (const auto& rank : processes_.running()) processes_.kill(rank.rank, rank.pid);
+  }
+}
+
+void HostLoop::on_all_gone() {
+  switch (std::exchange(next_, Next::Exit)) {
+    case Next::StartAgain:
+      state_ = State::Running;
+      unsent_.clear();
+      return job_.send("gone");
+    case Next::Coordinate:
+      state_ = own_ != nullptr && !own_->exit_code() ? State::Coordinating : State::Done;
+      if (state_ == State::Coordinating) job_.send("bye");
+      return;
+    case Next::Exit:
+      state_ = State::Done;
+      return;
+  }
+}
+
+void HostLoop::begin_leaving() {
+  output_.say("got SIGTERM; the ranks leave after their step");
+  state_ = State::Leaving;
+  next_ = Next::Coordinate;
+  deadline_ = Clock::now() + grace_or(kGraceToLeave);
+}
+
+void HostLoop::begin_ending(int signal, milliseconds grace) {
+  stall_deadline_.reset();
+  state_ = State::Ending;
+  deadline_ = Clock::now() + grace;
+  send_to_ranks(signal);
+}
+
+void HostLoop::begin_killing() {
+  stall_deadline_.reset();
+  state_ = State::Killing;
+  deadline_ = Clock::now() + kWaitAfterKill;
+  send_to_ranks(SIGKILL);
+}
+
+void HostLoop::send_to_ranks(int signal) {
+  if (std::count(sent_signals_.begin(), sent_signals_.end(), signal) == 0) {
+    sent_signals_.push_back(signal);
+  }
+  processes_.send(signal);
+}
+
+/// Writes the rest of the output, at the reader's pace; a second signal stops waiting.
+void HostLoop::finish_output() {
+  output_.drain_all();
+  output_.copy();
+  const int signals_before = signals_taken_;
+  while (lifeline_is_open_ && !output_.flushed() && signals_taken_ == signals_before) {
+    std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {lifeline_, POLLIN, 0}};
+    output_.add_to(waited);
+    ::poll(waited.data(), waited.size(), -1);
+    handle_signals();
+    check_lifeline();
+    output_.copy();
+  }
+}
+
+milliseconds HostLoop::grace_or(milliseconds by_default) const {
+  return options_.grace.value_or(by_default);
+}
+
+}  // namespace ddp::launch

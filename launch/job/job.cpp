@@ -1,0 +1,444 @@
+#include "launch/job/job.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include <ddp/internal/membership/line_channel.h>
+#include <ddp/internal/text.h>
+
+#include "launch/processes/signals.h"
+#include "launch/texts.h"
+
+namespace ddp::launch {
+
+using membership::line_of;
+using membership::message_of;
+
+namespace {
+
+constexpr std::chrono::minutes kJoinLimit(5);
+constexpr size_t kDeathsInARow = 3;
+constexpr std::chrono::seconds kDeathsWithin(10);
+constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
+
+std::string first_word(const std::string& line) { return line.substr(0, line.find(' ')); }
+
+}  // namespace
+
+Job::Job(
+    const LaunchOptions& options, std::string token, Wires wires, Time now,
+    std::optional<Remembered> remembered)
+    : options_(options), token_(std::move(token)), wires_(std::move(wires)), start_(now) {
+  if (hosts_that_agree(options_) > 1 && !options_.elastic) state_ = State::Joining;
+  renew(now, std::move(remembered));
+  if (membership_) membership_->set_launched(false);
+}
+
+/// A new port, so that connections left over from an earlier attempt cannot reach this one.
+void Job::renew(Time now, std::optional<Remembered> remembered) {
+  code_ = 0;
+  if (options_.elastic) membership_.emplace(limits(), now, std::move(remembered));
+  const bool is_given = !options_.elastic && hosts_that_agree(options_) == 1;
+  port_ = is_given && options_.master_port != 0 ? options_.master_port : wires_.new_port();
+}
+
+MembershipLimits Job::limits() const {
+  const ElasticOptions& elastic = *options_.elastic;
+  MembershipLimits limits;
+  limits.slots = options_.nodes * options_.local_ranks;
+  limits.max_ranks = elastic.max_ranks;
+  limits.min_ranks = elastic.min_ranks;
+  limits.first_ranks =
+      std::max(elastic.min_ranks, elastic.max_ranks - static_cast<int>(leaving_.size()));
+  limits.lost_after = elastic.lost_after;
+  limits.wait = elastic.wait;
+  limits.hold = elastic.hold;
+  return limits;
+}
+
+void Job::on_line(Time now, Client client, const std::string& line) {
+  if (is_launcher(client)) return take_from_launcher(now, client, line);
+  if (first_word(line) == "host") return admit(client, line);
+  const auto message = message_of<MemberMessage>(line);
+  if (!message || !options_.elastic) return wires_.close(client);
+  std::string token = token_;
+  if (const auto* hello = std::get_if<membership::Hello>(&*message)) token = hello->token;
+  if (const auto* back = std::get_if<membership::Back>(&*message)) token = back->token;
+  if (token != token_ || !membership_) return wires_.close(client);
+  if (state_ == State::Draining || state_ == State::Over) {
+    wires_.send(client, line_of(CoordinatorMessage(membership::End{0, {"the job is done"}})));
+    return wires_.close(client);
+  }
+  members_.insert(client);
+  membership_->on_message(now, client, *message);
+  obey_membership();
+}
+
+void Job::on_closed(Time now, Client client) {
+  if (members_.erase(client) > 0 && membership_) {
+    membership_->on_closed(now, client);
+    return obey_membership();
+  }
+  const auto launcher = launchers_.find(client);
+  if (launcher == launchers_.end()) return;
+  const int node = launcher->second.node;
+  launchers_.erase(launcher);
+  if (state_ == State::Joining) return;
+  ++lost_launchers_;
+  count_launchers();
+  const bool goes_on = membership_ && (membership_->established() || state_ == State::Draining);
+  if (state_ != State::Over && !goes_on) {
+    say_of_another_host(client);
+    return finish(1, str("the ddprun of node ", node, " is gone"));
+  }
+  finish_if_all_ended();
+}
+
+void Job::on_time(Time now) {
+  if (state_ == State::Joining && now >= start_ + kJoinLimit) {
+    return finish(
+        1, str("expected ", options_.nodes, " hosts within 5 minutes, got ", launchers_.size(),
+               ". Start ddprun on the others."));
+  }
+  if (!membership_) return;
+  membership_->on_time(now);
+  obey_membership();
+}
+
+std::optional<Job::Time> Job::next_time() const {
+  if (state_ == State::Joining) return start_ + kJoinLimit;
+  return membership_ ? membership_->next_time() : std::nullopt;
+}
+
+void Job::admit(Client client, const std::string& line) {
+  InputText words(line);
+  std::string word, token;
+  Launcher launcher;
+  bool elastic = false;
+  int nodes = 0, restarts = 0, held = 0;
+  words >> word >> token >> elastic >> launcher.node >> nodes >> launcher.ranks >> restarts >> held;
+  const bool is_node = launcher.node >= 0 && (elastic || launcher.node < options_.nodes);
+  if (!words || token != token_ || !is_node) return wires_.close(client);
+
+  if (state_ == State::Over) {
+    launchers_[client] = launcher;
+    return wires_.send(client, str("finish ", *exit_code_, " 0 "));
+  }
+  const auto why = misfit(launcher, elastic, nodes, restarts);
+  if (!why.empty()) {
+    wires_.send(client, str("finish 1 0 ", why));
+    return wires_.close(client);
+  }
+  launcher.starting = held == 0;
+  launchers_[client] = launcher;
+  wires_.watch(client);
+  ++seen_launchers_;
+  count_launchers();
+  if (held > 0) lost_launchers_ = std::max(0, lost_launchers_ - 1);
+  if (state_ == State::Joining) {
+    if (static_cast<int>(launchers_.size()) < options_.nodes) return;
+    state_ = State::Training;
+    return begin_attempts();
+  }
+  if (state_ == State::Training && held == 0) begin_attempt(client);
+}
+
+/// Why a launcher cannot take part; "": it can.
+std::string Job::misfit(const Launcher& launcher, bool elastic, int nodes, int restarts) const {
+  if (elastic != options_.elastic.has_value()) {
+    return "--elastic: expected it on all hosts, or on none";
+  }
+  if (elastic) return "";  // a coordinator that runs alone does not know how many ranks a host has
+  const int wanted = hosts_that_agree(options_);
+  if (nodes != wanted || launcher.ranks != options_.local_ranks ||
+      restarts != options_.max_restarts) {
+    return str(
+        "expected node 0's --nnodes ", wanted, ", --nproc-per-node ", options_.local_ranks,
+        " and --max-restarts ", options_.max_restarts, ", got ", nodes, ", ", launcher.ranks,
+        " and ", restarts);
+  }
+  const bool is_taken = std::any_of(launchers_.begin(), launchers_.end(), [&](const auto& entry) {
+    return entry.second.node == launcher.node;
+  });
+  if (is_taken) {
+    return str("--node-rank: expected one host with each, got a second one with ", launcher.node);
+  }
+  return "";
+}
+
+void Job::begin_attempts() {
+  const bool all = options_.elastic.has_value();
+  for (auto& [client, launcher] : launchers_) {
+    if (restarts_ > 0) {
+      const auto ranks = all ? "all ranks" : count_of(launcher.ranks, "rank");
+      wires_.send(
+          client, str("say restart ", restarts_, " of ", options_.max_restarts, ": starting ",
+                      ranks, " again"));
+    }
+    begin_attempt(client);
+  }
+}
+
+void Job::begin_attempt(Client client) {
+  launchers_.at(client).starting = true;
+  wires_.send(client, str("start ", restarts_, " ", port_));
+}
+
+void Job::take_from_launcher(Time now, Client client, const std::string& line) {
+  Launcher& launcher = launchers_.at(client);
+  InputText words(line);
+  std::string word;
+  words >> word;
+  if (word == "started") {
+    int rank = 0, pid = 0;
+    if (words >> rank >> pid) launcher.running[rank] = pid;
+    if (state_ == State::Draining) end_those_that_came_late();
+    leaving_.erase(rank);  // its host came back
+    launcher.starting = false;
+  } else if (word == "exited") {
+    Exit exit;
+    words >> exit.rank >> exit.pid >> exit.code >> exit.asked >> std::ws;
+    if (std::getline(words, exit.how)) on_exited(now, client, exit);
+  } else if (word == "gone") {
+    launcher.running.clear();
+    launcher.starting = false;
+    begin_again_if_all_gone(now);
+  } else if (word == "signal") {
+    int signal = 0;
+    if (words >> signal) on_signal(now, client, signal);
+  } else if (word == "bye") {
+    launchers_.erase(client);
+    count_launchers();
+    begin_again_if_all_gone(now);
+    finish_if_all_ended();
+  }
+}
+
+std::string Job::Exit::report() const { return str("rank ", rank, " (pid ", pid, ") ", how); }
+
+void Job::on_exited(Time now, Client client, const Exit& exit) {
+  launchers_.at(client).running.erase(exit.rank);
+  if (state_ == State::Stopping || state_ == State::Over) {
+    if (exit.code != 0 && !exit.asked) wires_.send(client, "say " + exit.report());
+  } else if (membership_) {
+    on_member_exited(now, client, exit);
+  } else if (exit.code != 0) {
+    fail(client, exit);
+  } else {
+    finish_if_all_ended();
+  }
+}
+
+void Job::on_member_exited(Time now, Client client, const Exit& exit) {
+  const bool has_finished = membership_->has_finished(exit.rank, exit.pid);
+  const bool came_late = state_ == State::Draining && !has_finished;
+  if (came_late) return finish_if_all_ended();
+  const bool speaks = membership_->generation() > 0;
+  const bool as_expected = exit.code == 0 && (!speaks || has_finished);
+  const bool established = membership_->established();
+  membership_->on_exited(now, exit.rank, exit.pid, exit.how);
+  obey_membership();
+  if (state_ == State::Stopping || state_ == State::Over) return;
+
+  const bool leaves = leaving_.count(exit.rank) > 0;
+  if (exit.code != 0 && (state_ == State::Draining || leaves)) {
+    if (code_ == 0) code_ = exit.code;
+    tell(exit.report());
+  } else if (!as_expected && state_ == State::Training && !leaves) {
+    return established ? replace(now, client, exit) : fail(client, exit);
+  }
+  finish_if_all_ended();
+}
+
+void Job::replace(Time now, Client client, const Exit& exit) {
+  const bool loops = dies_again_and_again(now, exit.rank);
+  if (!loops && restarts_ < options_.max_restarts) {
+    ++restarts_;
+    launchers_.at(client).starting = true;
+    send_to_launchers(
+        str("say ", exit.report(), "; starting another one (", restarts_, " of ",
+            options_.max_restarts, ")"));
+    return wires_.send(client, str("replace ", exit.rank, " ", restarts_, " ", port_));
+  }
+  const auto why = loops ? std::string("it failed three times in 10 seconds")
+                         : str("no restart of ", options_.max_restarts, " is left");
+  tell(str(exit.report(), "; its place stays empty: ", why));
+  if (running() >= options_.elastic->min_ranks) return;
+  finish(
+      exit.code == 0 ? 1 : exit.code, str("expected at least ", options_.elastic->min_ranks,
+                                          " ranks, got ", running(), ", and none can be replaced"));
+}
+
+bool Job::dies_again_and_again(Time now, int rank) {
+  auto& deaths = deaths_[rank];
+  deaths.push_back(now);
+  if (deaths.size() > kDeathsInARow) deaths.erase(deaths.begin());
+  return deaths.size() == kDeathsInARow && now - deaths.front() <= kDeathsWithin;
+}
+
+/// A rank failed, and takes the attempt with it.
+void Job::fail(Client client, const Exit& exit) {
+  const auto others = static_cast<int>(launchers_.at(client).running.size());
+  auto report = exit.report();
+  if (others > 0) report += "; ending the other " + count_of(others, "rank");
+  wires_.send(client, "say " + report);
+  say_of_another_host(client);
+  start_all_again(exit.code);
+}
+
+void Job::start_all_again(int code) {
+  if (code == 0) code = 1;  // a member's end that nobody expected
+  if (lost_launchers_ > 0 || launchers_.empty()) {
+    return finish(code, "processes that may still run cannot be started again");
+  }
+  if (restarts_ >= options_.max_restarts) {
+    return finish(
+        code, restarts_ == 0 ? "" : str("gave up: no restart of ", restarts_, " is left"));
+  }
+  ++restarts_;
+  state_ = State::Stopping;
+  code_ = code;
+  membership_.reset();
+  wires_.remember({});
+  for (const Client member : std::exchange(members_, {})) wires_.close(member);
+  for (auto& [client, launcher] : launchers_) launcher.starting = true;
+  send_to_launchers("stop");
+}
+
+/// Once no launcher has a process any more.
+void Job::begin_again_if_all_gone(Time now) {
+  if (state_ != State::Stopping) return;
+  for (const auto& [other, launcher] : launchers_) {
+    if (launcher.starting) return;
+  }
+  if (launchers_.empty()) return finish(1, "no host is left");
+  state_ = State::Training;
+  renew(now);
+  begin_attempts();
+}
+
+/// SIGTERM asks members that train to leave; everything else ends the job.
+void Job::on_signal(Time now, Client client, int signal) {
+  const bool trains = state_ == State::Training && membership_ && membership_->established();
+  if (signal == SIGTERM && trains) {
+    for (const auto& [rank, pid] : launchers_.at(client).running) {
+      leaving_.insert(rank);
+      membership_->on_leave_wanted(now, rank);
+    }
+    return obey_membership();
+  }
+  if (state_ == State::Joining || state_ == State::Over) return;
+  // The failure of an attempt that is being ended came first.
+  const int code = state_ == State::Stopping ? code_ : 128 + signal;
+  say_of_another_host(client);
+  const auto why = str("node ", launchers_.at(client).node, " ended the job with code ", code);
+  finish(code, why, /*limit_ms=*/0, client);
+}
+
+/// To the launchers but for that of the host which ends the attempt.
+void Job::say_of_another_host(Client origin) {
+  for (const auto& [client, launcher] : launchers_) {
+    const auto ranks = static_cast<int>(launcher.running.size());
+    if (client == origin || ranks == 0) continue;
+    wires_.send(client, "say another host ended the attempt; ending " + count_of(ranks, "rank"));
+  }
+}
+
+/// \param limit_ms  for processes that were told, to end by themselves.
+/// \param origin  the launcher whose user knows why.
+void Job::finish(int code, const std::string& why, int64_t limit_ms, std::optional<Client> origin) {
+  state_ = State::Over;
+  exit_code_ = code;
+  if (!why.empty()) wires_.say(why);
+  for (const auto& [client, launcher] : launchers_) {
+    wires_.send(client, str("finish ", code, " ", limit_ms, " ", client == origin ? "" : why));
+  }
+}
+
+/// Once nothing runs and nothing is being started.
+void Job::finish_if_all_ended() {
+  if (state_ != State::Training && state_ != State::Draining) return;
+  for (const auto& [client, launcher] : launchers_) {
+    if (launcher.starting || !launcher.running.empty()) return;
+  }
+  const bool has_ranks = !options_.command.empty();
+  const bool all_came = has_ranks && seen_launchers_ >= hosts_that_agree(options_);
+  if (state_ == State::Draining || all_came) finish(code_, "");
+}
+
+void Job::obey_membership() {
+  if (!membership_) return;
+  for (const auto& order : membership_->take_orders()) {
+    if (const auto* send = std::get_if<Membership::Send>(&order)) {
+      if (std::holds_alternative<membership::Form>(send->message)) send_address(send->to);
+      wires_.send(send->to, line_of(send->message));
+    } else if (const auto* close = std::get_if<Membership::Close>(&order)) {
+      members_.erase(close->connection);
+      wires_.close(close->connection);
+    } else if (const auto* kill = std::get_if<Membership::Kill>(&order)) {
+      for (const auto& [client, launcher] : launchers_) {
+        const auto running = launcher.running.find(kill->slot);
+        const bool its = running != launcher.running.end() && running->second == kill->pid;
+        if (its) wires_.send(client, str("kill ", kill->slot, " ", kill->pid));
+      }
+    } else if (const auto* remember = std::get_if<Membership::Remember>(&order)) {
+      wires_.remember(remember->state);
+    } else if (const auto* say = std::get_if<Membership::Say>(&order)) {
+      tell(say->text);
+    } else if (const auto* again = std::get_if<Membership::StartAgain>(&order)) {
+      tell(again->why);
+      return start_all_again(1);
+    } else if (const auto* over = std::get_if<Membership::Finish>(&order)) {
+      if (over->code != 0) return finish(over->code, over->why, kLastWords.count());
+      state_ = State::Draining;
+      end_those_that_came_late();
+      finish_if_all_ended();
+    }
+  }
+}
+
+/// Gives a member that reached this process over loopback a routable address of this host: it
+/// would publish 127.0.0.1 as that of its store, and lead each of the others to itself.
+void Job::send_address(Client member) {
+  if (!membership::is_loopback_host(wires_.reached_at(member))) return;
+  for (const Client other : members_) {
+    const auto host = wires_.reached_at(other);
+    if (host.empty() || membership::is_loopback_host(host)) continue;
+    return wires_.send(member, line_of(CoordinatorMessage(membership::Reached{host})));
+  }
+}
+
+/// Processes that have not joined the others before these were done have nothing to do.
+void Job::end_those_that_came_late() {
+  for (const auto& [client, launcher] : launchers_) {
+    for (const auto& [rank, pid] : launcher.running) {
+      if (membership_->has_finished(rank, pid)) continue;
+      wires_.send(client, str("kill ", rank, " ", pid));
+    }
+  }
+}
+
+void Job::count_launchers() {
+  if (membership_) membership_->set_launched(!launchers_.empty());
+}
+
+int Job::running() const {
+  int all = 0;
+  for (const auto& [client, launcher] : launchers_) {
+    all += static_cast<int>(launcher.running.size()) + (launcher.starting ? 1 : 0);
+  }
+  return all;
+}
+
+/// To the users of all hosts.
+void Job::tell(const std::string& text) {
+  wires_.say(text);
+  send_to_launchers("say " + text);
+}
+
+void Job::send_to_launchers(const std::string& line) {
+  for (const auto& [client, launcher] : launchers_) wires_.send(client, line);
+}
+
+}  // namespace ddp::launch

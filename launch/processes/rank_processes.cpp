@@ -1,0 +1,85 @@
+#include "launch/processes/rank_processes.h"
+
+#include <algorithm>
+#include <csignal>
+
+#include <sys/wait.h>
+
+#include "launch/processes/process_tree.h"
+
+namespace ddp::launch {
+
+void RankProcesses::add(int rank, pid_t pid, int output) {
+  running_.push_back({rank, pid, output});
+  deaths_.watch(pid);
+  any_left_ = true;
+}
+
+std::vector<RankProcesses::Ended> RankProcesses::reap() {
+  std::vector<Ended> ended;
+  const auto take = [&](pid_t pid) {
+    const auto rank = std::find_if(
+        running_.begin(), running_.end(), [pid](const Rank& one) { return one.pid == pid; });
+    const bool is_rank = rank != running_.end();
+    // Before it is reaped: until then its id belongs to its group.
+    if (is_rank && kills_groups_) ::kill(-pid, SIGKILL);
+    const int status = ddp::launch::reap(pid, 0).value();
+    if (!is_rank) return;
+    ended.push_back({*rank, status});
+    running_.erase(rank);
+  };
+  for (const pid_t pid : deaths_.died()) take(pid);
+  // Reaps the rest: processes whose parent died before them, and ranks on kernels without pidfds.
+  for (;;) {
+    siginfo_t info = {};
+    any_left_ = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+    // Leave a watched rank that died just now for the next round, to keep the order of deaths.
+    if (!any_left_ || info.si_pid == 0 || deaths_.watches(info.si_pid)) return ended;
+    take(info.si_pid);
+  }
+}
+
+std::vector<RankProcesses::Stopped> RankProcesses::take_stops() {
+  constexpr int kChanges = WSTOPPED | WCONTINUED | WNOHANG;
+  std::vector<Stopped> stopped;
+  for (Rank& rank : running_) {
+    siginfo_t info = {};
+    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, kChanges) != 0) continue;
+    if (info.si_pid == 0) continue;
+    rank.stopped = info.si_code == CLD_STOPPED;
+    if (rank.stopped) stopped.push_back({rank, info.si_status});
+  }
+  return stopped;
+}
+
+void RankProcesses::send(int signal) const {
+  for (const Rank& rank : running_) ::kill(-rank.pid, signal);
+  for (const Process& process : descendants()) {
+    const bool reached = std::any_of(running_.begin(), running_.end(), [&](const Rank& rank) {
+      return rank.pid == process.group;
+    });
+    if (!reached) ::kill(process.pid, signal);
+  }
+}
+
+void RankProcesses::kill(int rank, pid_t pid) const {
+  for (const Rank& one : running_) {
+    if (one.rank == rank && one.pid == pid) ::kill(-pid, SIGKILL);
+  }
+}
+
+bool RankProcesses::all_are_stopped() const {
+  return std::all_of(
+      running_.begin(), running_.end(), [](const Rank& rank) { return rank.stopped; });
+}
+
+std::string RankProcesses::names() const {
+  std::string names;
+  for (const Rank& rank : running_) {
+    names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank.rank) + " (pid " +
+             std::to_string(rank.pid) + ")";
+  }
+  return names.empty() ? "the processes that the ranks left behind" : names;
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,203 @@
+// What a job decides that restarts as a whole: lines in, lines out, without a process.
+#include "launch/job/job.h"
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+
+using ddp::launch::Job;
+using ddp::launch::LaunchOptions;
+using namespace std::chrono_literals;
+using Lines = std::vector<std::string>;
+
+namespace {
+
+/// A job with two ranks on each host, and what it said to each client.
+class Told {
+ public:
+  explicit Told(int nodes, int restarts, int port = 0)
+      : job_(options(nodes, restarts, port), "t", wires(), 0ms) {}
+
+  void say(int client, const std::string& line) { job_.on_line(now, client, line); }
+  /// A launcher with HELD = 0.
+  void join(int client, int node, const std::string& rest) {
+    say(client, "host t 0 " + std::to_string(node) + " " + rest + " 0");
+  }
+  void lose(int client) { job_.on_closed(now, client); }
+  void pass(std::chrono::milliseconds time) { job_.on_time(now += time); }
+  /// What was said to a client since the last call.
+  Lines to(int client) { return std::exchange(lines_[client], {}); }
+  std::optional<int> exit_code() const { return job_.exit_code(); }
+  std::optional<Job::Time> next_time() const { return job_.next_time(); }
+
+  std::chrono::milliseconds now{0};
+  std::vector<int> closed;
+
+ private:
+  static LaunchOptions options(int nodes, int restarts, int port) {
+    LaunchOptions options;
+    options.nodes = nodes;
+    options.local_ranks = 2;
+    options.max_restarts = restarts;
+    options.master_port = port;
+    options.command = {"train"};
+    return options;
+  }
+  Job::Wires wires() {
+    Job::Wires wires;
+    wires.send = [this](int client, const std::string& line) { lines_[client].push_back(line); };
+    wires.close = [this](int client) { closed.push_back(client); };
+    wires.watch = [](int) {};
+    wires.remember = [](const ddp::launch::Remembered&) {};
+    wires.new_port = [this] { return ++port_; };
+    wires.reached_at = [](int) { return std::string(); };
+    wires.say = [](const std::string&) {};
+    return wires;
+  }
+
+  std::map<int, Lines> lines_;
+  int port_ = 100;
+  Job job_;
+};
+
+}  // namespace
+
+TEST_CASE("a job of one host starts at once, and again after a failure", "[pure]") {
+  Told job(1, 1);
+  job.join(1, 0, "1 2 1");
+  CHECK(job.to(1) == Lines{"start 0 101"});
+  job.say(1, "started 0 10");
+  job.say(1, "started 1 11");
+  job.say(1, "exited 1 11 3 0 exited with code 3");
+  CHECK(
+      job.to(1) ==
+      Lines{"say rank 1 (pid 11) exited with code 3; ending the other 1 rank", "stop"});
+  job.say(1, "exited 0 10 4 0 exited with code 4");
+  job.say(1, "gone");
+  CHECK(
+      job.to(1) == Lines{
+                       "say rank 0 (pid 10) exited with code 4",
+                       "say restart 1 of 1: starting 2 ranks again", "start 1 102"});
+  job.say(1, "started 0 12");
+  job.say(1, "started 1 13");
+  SECTION("no restart is left") {
+    job.say(1, "exited 0 12 5 0 exited with code 5");
+    job.say(1, "exited 1 13 143 1 was killed by signal 15 (SIGTERM)");  // as it was told
+    CHECK(
+        job.to(1) == Lines{
+                         "say rank 0 (pid 12) exited with code 5; ending the other 1 rank",
+                         "finish 5 0 gave up: no restart of 1 is left"});
+    CHECK(job.exit_code() == 5);
+  }
+  SECTION("all succeed") {
+    job.say(1, "exited 0 12 0 0 exited with code 0");
+    CHECK(!job.exit_code());
+    job.say(1, "exited 1 13 0 0 exited with code 0");
+    CHECK(job.to(1) == Lines{"finish 0 0 "});
+    CHECK(job.exit_code() == 0);
+  }
+  SECTION("a signal decides the exit code") {
+    job.say(1, "signal 15");
+    CHECK(job.to(1) == Lines{"finish 143 0 "});
+    CHECK(job.exit_code() == 143);
+  }
+}
+
+TEST_CASE("a signal while an attempt is being ended leaves the failure's exit code", "[pure]") {
+  Told job(1, 3);
+  job.join(1, 0, "1 2 3");
+  job.say(1, "started 0 10");
+  job.say(1, "exited 0 10 7 0 exited with code 7");
+  job.to(1);
+  job.say(1, "signal 15");
+  CHECK(job.to(1) == Lines{"finish 7 0 "});
+  CHECK(job.exit_code() == 7);
+}
+
+TEST_CASE("one host without restarts keeps the port that it was given", "[pure]") {
+  Told job(1, 1, 29500);
+  job.join(1, 0, "1 2 1");
+  CHECK(job.to(1) == Lines{"start 0 29500"});
+}
+
+TEST_CASE("hosts that restart together begin once all are there", "[pure]") {
+  Told job(2, 1, 29500);
+  job.join(1, 0, "2 2 1");
+  CHECK(job.to(1).empty());
+  SECTION("those that do not fit are refused") {
+    job.join(2, 1, "2 2 5");
+    CHECK(
+        job.to(2) == Lines{"finish 1 0 expected node 0's --nnodes 2, --nproc-per-node 2 and "
+                           "--max-restarts 1, got 2, 2 and 5"});
+    job.join(3, 0, "2 2 1");
+    CHECK(
+        job.to(3) ==
+        Lines{"finish 1 0 --node-rank: expected one host with each, got a second one with 0"});
+    job.say(4, "host t 1 1 2 2 1 0");
+    CHECK(job.to(4) == Lines{"finish 1 0 --elastic: expected it on all hosts, or on none"});
+    job.say(5, "host other 0 1 2 2 1 0");
+    job.say(6, "GET / HTTP/1.1");
+    job.say(7, "host t 0 1");
+    job.join(8, 2, "2 2 1");  // no such node
+    CHECK(job.closed == std::vector<int>{2, 3, 4, 5, 6, 7, 8});
+    for (const int stranger : {5, 6, 7, 8}) CHECK(job.to(stranger).empty());
+  }
+  SECTION("a host that is gone before that may come again") {
+    job.join(2, 1, "2 2 1");
+    CHECK(job.to(2) == Lines{"start 0 101"});
+    CHECK(job.to(1) == Lines{"start 0 101"});
+  }
+  SECTION("not all come in time") {
+    REQUIRE(job.next_time() == 300000ms);
+    job.pass(299999ms);
+    CHECK(!job.exit_code());
+    job.pass(1ms);
+    CHECK(
+        job.to(1) ==
+        Lines{"finish 1 0 expected 2 hosts within 5 minutes, got 1. Start ddprun on the others."});
+    CHECK(job.exit_code() == 1);
+  }
+}
+
+TEST_CASE("what ends one host's ranks ends those of the others", "[pure]") {
+  Told job(2, 1);
+  job.join(1, 0, "2 2 1");
+  job.join(2, 1, "2 2 1");
+  for (const int client : {1, 2}) {
+    for (const int local : {0, 1}) {
+      const int rank = 2 * (client - 1) + local;
+      job.say(client, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
+    }
+    job.to(client);
+  }
+  const std::string other = "say another host ended the attempt; ending 2 ranks";
+  SECTION("a rank fails: all start again once all are gone") {
+    job.say(2, "exited 3 13 9 0 exited with code 9");
+    CHECK(job.to(1) == Lines{other, "stop"});
+    job.say(2, "gone");
+    CHECK(job.to(1).empty());
+    job.say(1, "gone");
+    CHECK(job.to(1) == Lines{"say restart 1 of 1: starting 2 ranks again", "start 1 102"});
+    CHECK(!job.exit_code());
+  }
+  SECTION("its ddprun gets a signal") {
+    job.say(2, "signal 15");
+    CHECK(job.to(1) == Lines{other, "finish 143 0 node 1 ended the job with code 143"});
+    CHECK(job.to(2) == Lines{"finish 143 0 "});
+  }
+  SECTION("its ddprun is lost") {
+    job.lose(2);
+    CHECK(job.to(1) == Lines{other, "finish 1 0 the ddprun of node 1 is gone"});
+    CHECK(job.exit_code() == 1);
+  }
+  SECTION("a host whose ranks have succeeded starts them again, too") {
+    job.say(1, "exited 0 10 0 0 exited with code 0");
+    job.say(1, "exited 1 11 0 0 exited with code 0");
+    CHECK(job.to(1).empty());
+    job.say(2, "exited 3 13 9 0 exited with code 9");
+    CHECK(job.to(1) == Lines{"stop"});
+  }
+}
