@@ -8,7 +8,7 @@
 #include <ddp/internal/text.h>
 
 #include "group/monitored_group.h"
-#include "monitor/waits/message_place.h"
+#include "monitor/rank_report.h"
 
 namespace ddp {
 namespace {

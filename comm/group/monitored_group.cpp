@@ -13,6 +13,7 @@
 #include "base/executor.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
+#include "monitor/rank_report.h"
 #include "store/store_clone.h"
 
 namespace ddp {
@@ -108,7 +109,7 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
     const auto prefix = ddp::str("ddp/monitor/", group->getGroupName(), "/");
     const auto join = [prefix, rank = job.rank, store = group->getStore()]() -> AnyStore {
       const auto count = store->add(ddp::str(prefix, "made/", rank), 1);
-      const auto report = ddp::str(prefix, count, "/", JobMonitor::report_key(rank));
+      const auto report = ddp::str(prefix, count, "/", report_key(rank));
       store->set(report, std::vector<uint8_t>{'\t'});
       return c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, count), clone_of(store));
     };

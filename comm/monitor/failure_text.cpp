@@ -9,9 +9,9 @@
 
 #include "monitor/failure_records.h"
 #include "monitor/job_monitor.h"
-#include "monitor/waits/late_wait.h"
-#include "monitor/waits/late_waits.h"
-#include "monitor/waits/message_place.h"
+#include "monitor/late_wait.h"
+#include "monitor/late_waits.h"
+#include "monitor/rank_report.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -50,24 +50,32 @@ std::vector<int> GroupMonitor::job_ranks() const {
 std::vector<RankReport> GroupMonitor::waiting_ranks() {
   auto& job = *setup_.job;
   if (!job.store()) return {};
-  std::vector<std::string> keys;
-  for (const int rank : job_ranks()) keys.push_back(JobMonitor::report_key(rank));
   try {
-    const auto read_reports = [keys](c10d::Store& store) {
-      std::vector<RankReport> reports;
+    const auto read_all = [ranks = job_ranks()](c10d::Store& store) {
+      std::vector<std::string> keys;
+      for (const int rank : ranks) keys.push_back(report_key(rank));
       // Of a group of another maker, a rank may not have set its own yet.
-      if (!store.check(keys)) return reports;
-      for (const auto& value : store.multiGet(keys)) {
-        reports.push_back(parse_report({value.begin(), value.end()}));
-      }
-      return reports;
+      return store.check(keys) ? read_reports(store, ranks) : std::vector<RankReport>();
     };
-    const auto reports =
-        job.executor().ask<std::vector<RankReport>>(read_reports, job.store_timeout());
+    const auto reports = job.executor().ask<std::vector<RankReport>>(read_all, job.store_timeout());
     if (reports) return *reports;
   } catch (const std::exception&) {
   }
   return {};
+}
+
+/// Names the waiting ranks that ran a step that others did not run: the likely cause if the ranks
+/// wait in different collectives. "" if all ran the same number.
+std::string GroupMonitor::describe_uneven_steps(const std::vector<RankReport>& waiting) const {
+  const auto uneven = find_uneven_steps(waiting, setup_.key);
+  const auto steps = shared_steps();
+  if (!uneven || steps.empty()) return "";
+  const auto names = [this](const std::vector<size_t>& ranks) {
+    std::vector<int> in_job;
+    for (const auto rank : ranks) in_job.push_back(job_rank(static_cast<int>(rank)));
+    return ranks_text(in_job);
+  };
+  return steps.front()->text().explain(names(uneven->more), names(uneven->fewer));
 }
 
 /// Appends to `what` which ranks wait where this one does, as no other does for a message, and
@@ -151,16 +159,16 @@ std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint wh
   const auto end = Clock::now() + time_for_reason(reported_for, setup_.timeout);
   // For the other ranks' texts, if they find no reason either.
   begin_late_wait(where(), nullptr);
+  job.late_waits().take_over();
   job.publish_waits();
-  auto next_comparison = Clock::now();
+  auto next_look = Clock::now();
   auto pause = kCheckInterval;
   while (true) {
-    JobMonitor::StoreQuery comparison;
-    if (Clock::now() >= next_comparison) {
-      comparison = make_comparison(where());
-      next_comparison = Clock::now() + std::exchange(pause, 2 * pause);
+    if (Clock::now() >= next_look) {
+      job.late_waits().make_look_due();
+      next_look = Clock::now() + std::exchange(pause, 2 * pause);
     }
-    if (auto failure = job.request_failure(kAnswerTimeout, comparison)) return *failure;
+    if (auto failure = job.request_failure(kAnswerTimeout)) return *failure;
     const auto silent = job.describe_silent_store();
     const auto gone = describe_gone_ranks(silent.empty() ? kProbeTimeout : kStoreTimeout);
     if (!gone.empty()) {

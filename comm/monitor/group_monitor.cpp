@@ -11,11 +11,12 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "monitor/device/device_wait.h"
+#include "monitor/device_wait.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
-#include "monitor/waits/late_wait.h"
-#include "monitor/waits/late_waits.h"
+#include "monitor/late_wait.h"
+#include "monitor/late_waits.h"
+#include "store/store_executor.h"
 
 namespace ddp {
 namespace {
@@ -64,7 +65,8 @@ GroupMonitor::GroupMonitor(Setup setup)
                                     ddp::str("group", setup_.key), setup_.job->store())
                               : nullptr),
       device_works_(std::make_unique<DeviceWorks>()) {
-  if (setup_.calls && setup_.size > 1) setup_.job->late_waits().add_group(setup_.key, setup_.calls);
+  if (setup_.calls && setup_.size > 1)
+    setup_.job->late_waits().add_group(setup_.key, setup_.calls, job_ranks());
 }
 
 GroupMonitor::~GroupMonitor() { setup_.job->remove(number_in_job_); }
@@ -205,6 +207,40 @@ std::optional<std::string> GroupMonitor::aborted() const {
 
 void GroupMonitor::check() const {
   if (const auto why = aborted()) setup_.job->throw_failure(*why);
+}
+
+int GroupMonitor::add_steps(const std::shared_ptr<SharedSteps>& steps) {
+  const std::lock_guard lock(mutex_);
+  steps_.erase(
+      std::remove_if(
+          steps_.begin(), steps_.end(), [](const auto& earlier) { return earlier.expired(); }),
+      steps_.end());
+  steps_.push_back(steps);
+  setup_.job->add_steps(steps, store_);
+  return steps_added_++;
+}
+
+std::vector<std::shared_ptr<SharedSteps>> GroupMonitor::shared_steps() const {
+  std::vector<std::shared_ptr<SharedSteps>> alive;
+  const std::lock_guard lock(mutex_);
+  for (const auto& steps : steps_) {
+    if (auto one = steps.lock()) alive.push_back(std::move(one));
+  }
+  return alive;
+}
+
+uint64_t GroupMonitor::count_steps() const {
+  uint64_t count = 0;
+  for (const auto& steps : shared_steps()) count += steps->count();
+  // Steps whose owner was destroyed count on, so that the sum does not fall.
+  const std::lock_guard lock(mutex_);
+  return most_steps_ = std::max(most_steps_, count);
+}
+
+void GroupMonitor::post(std::function<void(c10d::Store&)> call) {
+  if (!is_watching() || !store_) return;
+  setup_.job->executor().post(
+      [call = std::move(call), of_group = store_](c10d::Store&) { call(*of_group); });
 }
 
 void GroupMonitor::add_settling(const std::shared_ptr<std::function<void()>>& settle) {

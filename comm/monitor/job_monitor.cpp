@@ -12,11 +12,11 @@
 #include <ddp/internal/text.h>
 
 #include "monitor/abort_calls.h"
-#include "monitor/device/device_watch.h"
+#include "monitor/device_wait.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
+#include "monitor/late_waits.h"
 #include "monitor/liveness_socket.h"
-#include "monitor/waits/late_waits.h"
 #include "store/bounded_store.h"
 #include "store/store_executor.h"
 
@@ -47,14 +47,12 @@ struct JobMonitor::Answers {
   std::mutex mutex;  // guards the members below
   std::condition_variable answered;
   std::optional<std::string> failure;
-  std::vector<StoreQuery> queries;  // run in the next request to the store
+  bool looks = false;  // in the next request to the store
   bool request_pending = false;
   bool generation_ended = false;  // and with it, perhaps, the store
   Clock::time_point requested_at{};
   std::string silent_error;  // the error of a store that did not answer in time
 };
-
-std::string JobMonitor::report_key(int rank) { return ddp::str("report/", rank); }
 
 std::shared_ptr<JobMonitor> JobMonitor::connect(Setup setup, c10d::Store& bounded_store) {
   if (setup.size > 1) {
@@ -144,10 +142,11 @@ void JobMonitor::remove(uint64_t group) {
 
 /// Reads the job's failure into `answers`. Runs on the store's thread.
 void JobMonitor::update(
-    Answers& answers, c10d::Store& store, int rank, const std::vector<Steps>& steps) {
+    Answers& answers, LateWaits& waits, c10d::Store& store, int rank,
+    const std::vector<Steps>& steps) {
   std::optional<std::string> failure;
   std::unique_lock lock(answers.mutex);
-  const auto queries = std::exchange(answers.queries, {});
+  const bool looks = std::exchange(answers.looks, false);
   if (answers.generation_ended) {
     answers.request_pending = false;
     return answers.answered.notify_all();
@@ -156,9 +155,7 @@ void JobMonitor::update(
   std::string silent_error;
   try {
     failure = read_failure(store);
-    for (const auto& query : queries) {
-      if (!failure) failure = query(store);
-    }
+    if (!failure && looks) failure = waits.look(store);
     if (failure) record_reader(store, rank);
     for (const auto& one : steps) {
       const auto alive = one.steps.lock();
@@ -176,16 +173,12 @@ void JobMonitor::update(
   answers.answered.notify_all();
 }
 
-std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, StoreQuery query) {
+std::optional<std::string> JobMonitor::request_failure(milliseconds at_most) {
   if (!setup_.store) return std::nullopt;
   bool is_new = false;
   {
     const std::lock_guard lock(answers_->mutex);
-    if (query) answers_->queries.push_back(std::move(query));
-    if (late_waits_->is_look_due()) {
-      answers_->queries.push_back(
-          [waits = late_waits_](auto& store) { return waits->look(store); });
-    }
+    answers_->looks = late_waits_->is_look_due() || answers_->looks;
     is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
     if (is_new) answers_->requested_at = Clock::now();
   }
@@ -194,9 +187,8 @@ std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, Sto
       const std::lock_guard lock(answers_->mutex);
       answers_->request_pending = false;
     });
-    executor().post([answers = answers_, rank = setup_.rank, steps = steps()](c10d::Store& store) {
-      update(*answers, store, rank, steps);
-    });
+    executor().post([answers = answers_, waits = late_waits_, rank = setup_.rank, steps = steps()](
+                        c10d::Store& store) { update(*answers, *waits, store, rank, steps); });
     failed.release();
   }
   {

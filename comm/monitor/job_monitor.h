@@ -71,13 +71,6 @@ class JobMonitor {
     std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
     GenerationOfJob generation = {};
   };
-  /// Asks the store for a reason why the job has failed.
-  using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
-
-  /// The store key of a rank's report; set before any rank makes its monitor, so that one request
-  /// can read several reports. The value is a RankReport.
-  static std::string report_key(int rank);
-
   /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
   ///
   /// Collective: yes. Blocks: host. Cost: two requests to the store.
@@ -120,13 +113,11 @@ class JobMonitor {
   std::vector<std::shared_ptr<std::function<void()>>> settlings();
 
   /// Requests the job's failure from the store, unless a request is pending, and waits up to
-  /// `at_most` for the answer. The request also looks for ranks that wait for each other, if a late
-  /// wait has begun.
+  /// `at_most` for the answer. If a late wait has begun, this request or the next one looks for its
+  /// cause, too.
   ///
-  /// \param query  runs in this request, or in the next one; may be empty.
   /// \return the failure that concerns this rank, of the answers so far.
-  std::optional<std::string> request_failure(
-      std::chrono::milliseconds at_most, StoreQuery query = {});
+  std::optional<std::string> request_failure(std::chrono::milliseconds at_most);
   /// Requests the failure after a rank has exited, which it may have recorded before.
   std::optional<std::string> failure_after_exit();
 
@@ -181,7 +172,8 @@ class JobMonitor {
   };
 
   static void update(
-      Answers& answers, c10d::Store& store, int rank, const std::vector<Steps>& steps);
+      Answers& answers, LateWaits& waits, c10d::Store& store, int rank,
+      const std::vector<Steps>& steps);
   std::vector<Steps> steps() const;
   std::vector<Liveness> probe_ranks(
       const std::vector<int>& ranks, std::chrono::milliseconds at_most) const;

@@ -68,16 +68,14 @@ void read_failed_forwards(c10d::Store& store, int wrapper, std::vector<FailedFor
 /// The part of a ForwardCount that the group's monitor and the store's thread use.
 class ForwardCount::Steps : public SharedSteps {
  public:
-  explicit Steps(CountedForwards counted) : counted_(std::move(counted)) {}
+  explicit Steps(StepsText text) : text_(std::move(text)) {}
 
   uint64_t count() const override {
     const std::lock_guard lock(mutex_);
     return number_;
   }
 
-  std::string explain(const std::string& more, const std::string& fewer) const override {
-    return ddp::str(more, " ", counted_.began, " ", fewer, " did not. ", counted_.rule, ": ");
-  }
+  const StepsText& text() const override { return text_; }
 
   void read(c10d::Store& store) override {
     if (wrapper < 0) return;
@@ -127,15 +125,15 @@ class ForwardCount::Steps : public SharedSteps {
   std::atomic<int> wrapper{-1};  // its number in the group; -1: not known yet
 
  private:
-  const CountedForwards counted_;
+  const StepsText text_;
   mutable std::mutex mutex_;          // guards the members below
   uint64_t number_ = 0;               // of the current pass
   std::vector<uint64_t> failed_;      // the passes that threw on this rank
   std::vector<FailedForward> known_;  // the list in the store, as far as it was read
 };
 
-ForwardCount::ForwardCount(std::shared_ptr<GroupMonitor> monitor, CountedForwards counted)
-    : monitor_(std::move(monitor)), steps_(std::make_shared<Steps>(std::move(counted))) {
+ForwardCount::ForwardCount(std::shared_ptr<GroupMonitor> monitor, StepsText text)
+    : monitor_(std::move(monitor)), steps_(std::make_shared<Steps>(std::move(text))) {
   steps_->wrapper = monitor_->add_steps(steps_);
 }
 

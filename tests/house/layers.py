@@ -40,6 +40,7 @@ FOLDER_OF = {
     "process_group_options": "base",
     "random_streams": "base",
     "rank_text": "base",
+    "shared_steps": "monitor",
     "text": "base",
 }
 

@@ -22,6 +22,7 @@
 #include "comm/backends/shm/backend/fallback_backend.h"
 #include "comm/group/monitored_group.h"
 #include "comm/monitor/job_monitor.h"
+#include "comm/monitor/rank_report.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
@@ -246,7 +247,7 @@ inline std::shared_ptr<JobMonitor> job_like_nccl(const Rank& self) {
   setup.rank = self.rank;
   setup.size = self.size;
   setup.store = c10::make_intrusive<c10d::PrefixStore>("job like NCCL", self.store);
-  setup.store->set(JobMonitor::report_key(self.rank), std::vector<uint8_t>{'\t'});
+  setup.store->set(ddp::report_key(self.rank), std::vector<uint8_t>{'\t'});
   return std::make_shared<JobMonitor>(setup);
 }
 

@@ -12,6 +12,7 @@
 
 #include "comm/monitor/job_monitor.h"
 #include "comm/monitor/liveness_socket.h"
+#include "comm/monitor/rank_report.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 
@@ -63,9 +64,12 @@ GroupMonitor::Setup setup_of(const JobMonitor::Setup& job, std::chrono::millisec
 /// Steps of which this rank has run one.
 struct OneStep : ddp::SharedSteps {
   uint64_t count() const override { return 1; }
-  std::string explain(const std::string&, const std::string&) const override { return "uneven: "; }
+  const ddp::StepsText& text() const override { return text_; }
   void read(c10d::Store&) override {}
   std::optional<std::string> failure() const override { return {}; }
+
+ private:
+  const ddp::StepsText text_{"ran a step that", "Run as many"};
 };
 
 }  // namespace
@@ -110,7 +114,7 @@ TEST_CASE("a wait that is over when another rank's failure is read does not thro
 TEST_CASE("a rank that makes no progress is not explained by uneven steps", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {
-    set_text(*store, JobMonitor::report_key(rank), "\t");
+    set_text(*store, ddp::report_key(rank), "\t");
   }
   const auto timed_out = [](GroupMonitor& monitor) {
     return ddp::testing::error_of([&] {
@@ -123,7 +127,7 @@ TEST_CASE("a rank that makes no progress is not explained by uneven steps", "[co
   GroupMonitor trains(setup_of(job_of(0, store), 1s));
   const auto steps = std::make_shared<OneStep>();
   trains.add_steps(steps);
-  set_text(*store, JobMonitor::report_key(1), "\t\tlearning what the ranks will do\t0");
+  set_text(*store, ddp::report_key(1), "\t\tlearning what the ranks will do\t0");
   CHECK_THAT(
       timed_out(trains),
       Catch::Matchers::StartsWith(
@@ -135,8 +139,8 @@ TEST_CASE(
     "a timeout's error comes soon after it, without the ranks that did not come",
     "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  for (int rank = 0; rank < 3; ++rank) set_text(*store, JobMonitor::report_key(rank), "\t");
-  set_text(*store, JobMonitor::report_key(1), "\t\tsumming\t0");
+  for (int rank = 0; rank < 3; ++rank) set_text(*store, ddp::report_key(rank), "\t");
+  set_text(*store, ddp::report_key(1), "\t\tsumming\t0");
   set_text(*store, "reader/1", "1");
   auto job = job_of(0, store);
   job.store_host = 0;

@@ -9,9 +9,9 @@
 
 #include "comm/calls/call_history.h"
 #include "comm/monitor/job_monitor.h"
+#include "comm/monitor/late_waits.h"
 #include "comm/monitor/rank_report.h"
 #include "comm/monitor/wait_cycle.h"
-#include "comm/monitor/waits/late_waits.h"
 #include "comm/plain_store.h"
 
 #include "support/catch.h"
@@ -109,7 +109,7 @@ TEST_CASE("the shortest cycle is found", "[comm][monitor]") {
 
 TEST_CASE("a deadlock's text names the waits and a few of many", "[comm][monitor][errors]") {
   CHECK(
-      to_text({{0, "rank 0 waits in tp"}, {1, "rank 1 waits in dp"}}) ==
+      to_text(std::vector<WaitOfRank>{{0, "rank 0 waits in tp"}, {1, "rank 1 waits in dp"}}) ==
       "deadlock: rank 0 waits in tp for rank 1; rank 1 waits in dp for rank 0: they wait for each "
       "other. Make the collectives of all ranks in the same order across groups");
   CHECK_THAT(
@@ -135,12 +135,18 @@ TEST_CASE("a rank's report is read as it was written", "[comm][monitor]") {
 
 namespace {
 
+ddp::CollectiveCall barrier() {
+  ddp::CollectiveCall call;
+  call.kind = ddp::CollectiveKind::Barrier;
+  return call;
+}
+
 /// A rank that waits for a call of a group of two, in which it has made one.
 struct Waiting {
   Waiting(int rank, const std::string& waits_in, const std::string& other) : late(rank, 2, "") {
-    calls->add(CallHistory::Lane::kCpu, {});
-    late.add_group(waits_in, calls);
-    late.add_group(other, idle);
+    calls->add(CallHistory::Lane::kCpu, barrier());
+    late.add_group(waits_in, calls, {0, 1});
+    late.add_group(other, idle, {0, 1});
     wait = late.begin({waits_in, "barrier", 0, wait_in(waits_in + " cpu", 0)});
   }
   std::shared_ptr<CallHistory> calls = std::make_shared<CallHistory>();
@@ -151,8 +157,8 @@ struct Waiting {
 
 void look_fails(c10d::Store& store) {
   Waiting first(0, "x", "y"), second(1, "y", "x");
-  store.set(JobMonitor::report_key(0), std::vector<uint8_t>{});
-  store.set(JobMonitor::report_key(1), std::vector<uint8_t>{});
+  store.set(ddp::report_key(0), std::vector<uint8_t>{});
+  store.set(ddp::report_key(1), std::vector<uint8_t>{});
   CHECK_FALSE(first.late.look(store));
   CHECK_FALSE(second.late.look(store));  // the first looks for all
   CHECK_FALSE(first.late.look(store));
@@ -177,11 +183,35 @@ TEST_CASE("one of the ranks looks for all, and fails what it sees twice", "[comm
   look_fails(plain);
 }
 
+TEST_CASE("a rank whose wait failed looks in place of another one", "[comm][monitor]") {
+  c10d::HashStore store;
+  store.set(ddp::report_key(0), std::vector<uint8_t>{});
+  store.set(ddp::report_key(1), std::vector<uint8_t>{});
+  Waiting first(0, "x", "x"), second(1, "x", "x");
+  first.calls->add(CallHistory::Lane::kCpu, barrier());
+  auto broadcast = barrier();
+  broadcast.kind = ddp::CollectiveKind::Broadcast;
+  broadcast.root = 1;
+  second.calls->add(CallHistory::Lane::kCpu, broadcast);
+  first.late.add_group("x", first.calls, {0, 1});
+  second.late.add_group("x", second.calls, {0, 1});
+  CHECK_FALSE(first.late.look(store));
+  CHECK_FALSE(second.late.look(store));  // the first looks for all
+  second.late.take_over();
+  CHECK_FALSE(second.late.look(store));  // another one may take it over, too
+  CHECK(store.get_to_str("looker") == "1");
+  const auto failure = second.late.look(store);
+  REQUIRE(failure);
+  CHECK_THAT(*failure, ContainsText("expected every rank to call the same collective number 1"));
+  CHECK(store.get_to_str("failure") == *failure);
+  CHECK_FALSE(first.late.look(store));  // it has lost the part
+}
+
 TEST_CASE("another rank looks after the one that looked goes on", "[comm][monitor]") {
   c10d::HashStore store;
   Waiting first(0, "x", "y"), second(1, "x", "y"), third(1, "y", "x");
-  store.set(JobMonitor::report_key(0), std::vector<uint8_t>{});
-  store.set(JobMonitor::report_key(1), std::vector<uint8_t>{});
+  store.set(ddp::report_key(0), std::vector<uint8_t>{});
+  store.set(ddp::report_key(1), std::vector<uint8_t>{});
   CHECK_FALSE(first.late.look(store));
   CHECK_FALSE(second.late.look(store));
   CHECK(store.get_to_str("looker") == "0");
@@ -194,17 +224,21 @@ TEST_CASE("another rank looks after the one that looked goes on", "[comm][monito
 TEST_CASE("a rank with a thread that does not wait is not blocked", "[comm][monitor]") {
   c10d::HashStore store;
   Waiting rank(0, "x", "y");
-  CHECK(rank.late.publish(store));
+  const auto is_blocked = [&] {
+    rank.late.publish(store);
+    return !ddp::read_reports(store, {0}).front().blocked.waits.empty();
+  };
+  CHECK(is_blocked());
   std::thread([&] { rank.idle->add(CallHistory::Lane::kCpu, {}); }).join();
-  CHECK_FALSE(rank.late.publish(store));
+  CHECK_FALSE(is_blocked());
   // Calls that are no longer kept do not count.
   for (size_t i = 0; i < CallHistory::kKept; ++i) rank.idle->add(CallHistory::Lane::kCpu, {});
-  CHECK(rank.late.publish(store));
+  CHECK(is_blocked());
   // The same thread cannot wait twice, but another group's wait has no known call.
   const auto unknown = rank.late.begin({"y", "recv", 0, {}});
-  CHECK_FALSE(rank.late.publish(store));
+  CHECK_FALSE(is_blocked());
   rank.late.end(unknown);
-  CHECK(rank.late.publish(store));
+  CHECK(is_blocked());
 }
 
 TEST_CASE("a call is found by its handle while it is kept", "[comm][monitor]") {

@@ -55,12 +55,10 @@ class AgreedError : public c10::Error {
 /// A rank that ends without recording a failure is found by its LivenessSocket: at once if a
 /// collective breaks, else after four seconds of waiting.
 ///
-/// Ranks that call different collectives are found by their CallHistory: a rank whose wait fails,
-/// or lasts two seconds, compares its calls with those of the ranks that did so before. A rank that
-/// has made fewer calls, all of them the same, matches every other rank.
-///
-/// Ranks that wait for each other in different groups are found by the reports of their late waits
-/// (LateWaits).
+/// A rank whose wait fails, or lasts two seconds, reports it with its latest calls (LateWaits). One
+/// of these ranks finds those that called different collectives, and those that wait for each other
+/// in different groups. A rank that has made fewer calls, all of them the same, matches every other
+/// rank.
 ///
 /// A waiting thread makes no request to the store itself: the job's own thread does, and the
 /// waiting thread uses the answers that have arrived. If the process that hosts the store is
@@ -72,9 +70,9 @@ class AgreedError : public c10::Error {
 /// Texts name ranks by their number in the job.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
-/// each half second and, after two seconds, one a second, and four for each doubling of the time;
-/// the same for any world size, but for one waiting rank of the job, which reads the reports of all
-/// ranks once a second. Probes go to the peers and not to the store.
+/// each half second and, after two seconds, one more a second, and once a report of 6 KB for each
+/// group that the rank waits in; the same for any world size, but for one waiting rank of the job,
+/// which reads the reports of all ranks once a second. Probes go to the peers and not to the store.
 /// Threads: all members, from any thread.
 class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
  public:
@@ -131,8 +129,12 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   /// Looks for collectives of watch() that do not end, as a late wait does, and for those that the
   /// backend has ended itself: with an error, or after its timeout. Only the DeviceWatch calls it.
   ///
+  /// A host runs ahead of its device, so a collective may be old that could not begin yet. It
+  /// counts as late from the end of another one of the job.
+  ///
+  /// \param last_end  of a collective of the job, as it was seen; updated.
   /// \return  whether there is something to look at.
-  bool look_at_device() noexcept;
+  bool look_at_device(std::chrono::steady_clock::time_point& last_end) noexcept;
 
   /// Waits on the host until the collectives of watch() have ended.
   ///
@@ -204,8 +206,6 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
 
   bool is_watching() const;
   std::vector<int> job_ranks() const;
-  std::function<std::optional<std::string>(c10d::Store&)> make_comparison(
-      const std::string& where) const;
   uint64_t begin_late_wait(const std::string& where, const c10d::Work* work);
   std::optional<AwaitedCall> awaited_call(const std::string& where, const c10d::Work* work) const;
   std::vector<RankReport> waiting_ranks();

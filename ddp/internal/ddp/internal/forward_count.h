@@ -6,14 +6,14 @@
 #include <vector>
 
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/shared_steps.h>
 
 namespace ddp {
 
-/// The passes that a ForwardCount counts, and the remedy for ranks whose counts differ.
-struct CountedForwards {
-  std::string began = "began a training forward pass that";
-  std::string rule = "Every rank has to train on as many batches, or in join()";
-};
+/// The passes of a wrapper.
+inline const StepsText kTrainingForwards{
+    "began a training forward pass that",
+    "Every rank has to train on as many batches, or in join()"};
 
 /// A wrapper's count of its training forward passes whose gradients are averaged. All ranks begin
 /// equally many between two averaged backward passes. Or a sharded model's of all its forward
@@ -28,7 +28,7 @@ struct CountedForwards {
 class ForwardCount {
  public:
   /// All ranks make the counts of a group in the same order.
-  explicit ForwardCount(std::shared_ptr<GroupMonitor> monitor, CountedForwards counted = {});
+  explicit ForwardCount(std::shared_ptr<GroupMonitor> monitor, StepsText text = kTrainingForwards);
 
   /// A forward pass begins.
   void begin();

@@ -14,16 +14,19 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "calls/call_history.h"
+#include "monitor/call_difference.h"
 #include "monitor/rank_report.h"
 
 namespace ddp {
 
-/// The late waits of a rank in all groups of its job: reports them, and looks for ranks that wait
-/// for each other.
+/// The late waits of a rank in all groups of its job: reports them, and looks for their cause.
 ///
-/// One blocked rank of the job looks for all: it reads all ranks' reports once a second, and
-/// records a cycle that it sees twice with equal reports as the job's failure. So a cycle ends
-/// within five seconds after its last rank began to wait.
+/// One rank of those that wait late looks for all: it reads the ranks' reports once a second, and
+/// the calls of those whose calls changed. It records as the job's failure two ranks whose
+/// collectives differ, or a cycle of ranks that wait for each other, which it has to see twice with
+/// equal reports: within two and five seconds after the last of these ranks began to wait late.
+///
+/// A rank whose wait has failed takes the part over, because it soon leaves.
 ///
 /// A rank counts as blocked if each thread that made one of the calls that its groups keep waits
 /// late, for a call whose handle is known. A thread that waits otherwise may go on, and so may a
@@ -39,6 +42,7 @@ class LateWaits {
     uint64_t steps = 0;
     std::optional<AwaitedCall> call = {};  // nothing: unknown
     std::string group_name = {};
+    StepsText steps_text = {};
   };
 
   LateWaits(int rank, int size, std::string address);
@@ -46,7 +50,11 @@ class LateWaits {
   /// The key of the group of `list`.
   static std::string list_name(const std::string& group, CallHistory::Lane lane);
   /// Adds the calls of a group; while they exist.
-  void add_group(const std::string& key, const std::shared_ptr<const CallHistory>& calls);
+  ///
+  /// \param job_ranks  of the group's ranks.
+  void add_group(
+      const std::string& key, const std::shared_ptr<const CallHistory>& calls,
+      std::vector<int> job_ranks);
 
   /// Adds a wait of this thread. \return its number, for end().
   uint64_t begin(Wait wait);
@@ -57,8 +65,11 @@ class LateWaits {
 
   /// Whether to call look(). Then returns false for a second.
   bool is_look_due();
-  /// Writes this rank's report, if it changed. \return whether the rank is blocked.
-  bool publish(c10d::Store& store);
+  /// Makes a look due, of which this rank takes the part.
+  void take_over();
+  void make_look_due();
+  /// Writes this rank's report, if it changed.
+  void publish(c10d::Store& store);
   /// Does so, and reads the others' if it is this rank's part. \return the failure, once recorded.
   std::optional<std::string> look(c10d::Store& store);
 
@@ -70,18 +81,31 @@ class LateWaits {
     Clock::time_point since;
   };
 
+  struct Group {
+    std::weak_ptr<const CallHistory> calls;
+    std::vector<int> job_ranks;
+  };
+
   RankReport make_report();
+  std::vector<RankCalls> own_calls();
   BlockedRank describe_blocked();
+  bool is_late();
+  bool looks_for_all(c10d::Store& store);
+  void read_calls(c10d::Store& store, const std::vector<RankReport>& reports);
+  std::optional<std::string> find_cycle(const std::vector<RankReport>& reports);
 
   const int rank_, size_;
   const std::string address_;
-  std::mutex mutex_;  // guards the members up to next_look_
-  std::map<std::string, std::weak_ptr<const CallHistory>> groups_;  // by key
+  std::mutex mutex_;                     // guards the members up to takes_over_
+  std::map<std::string, Group> groups_;  // by key
   std::map<uint64_t, Entry> waits_;
   uint64_t waits_begun_ = 0;
   Clock::time_point next_look_{};
+  bool takes_over_ = false;
   std::string published_;
+  uint64_t published_calls_ = 0;
   bool looks_for_all_ = false;
+  std::map<int, std::pair<uint64_t, std::vector<RankCalls>>> calls_;  // that were read, by rank
   std::vector<std::pair<int, std::string>> seen_;  // the last look's cycle: ranks and reports
 };
 

@@ -3,23 +3,20 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/calls/call_history.h"
 #include "comm/calls/collective_call.h"
-#include "comm/monitor/compare_calls.h"
-#include "comm/plain_store.h"
-#include "comm/watched_store.h"
+#include "comm/monitor/call_difference.h"
 
 #include "support/catch.h"
 
 using ddp::CallHistory;
 using ddp::CallList;
-using ddp::CallRecord;
 using ddp::CollectiveCall;
 using ddp::CollectiveKind;
-using ddp::compare_calls;
 using ddp::describe_call;
+using ddp::find_call_difference;
+using ddp::RankCalls;
 
 namespace {
 
@@ -35,96 +32,69 @@ CollectiveCall call_of(char letter) {
   return call;
 }
 
-CallRecord record_of(int rank, const std::string& letters, uint64_t first = 0) {
-  CallRecord record{rank, 0, "", {first, {}}};
-  for (const char letter : letters) record.list.calls.push_back(call_of(letter));
-  return record;
+RankCalls calls_of(
+    int rank, const std::string& letters, uint64_t first = 0, const std::string& list = "dp cpu") {
+  RankCalls calls{rank, list, "dp", "", 0, {}, {first, {}}};
+  for (const char letter : letters) calls.calls.calls.push_back(call_of(letter));
+  return calls;
 }
 
-/// Lets ranks compare their calls one after the other; returns the difference found: "0/2 at 3".
-std::string found_by(c10d::Store& store, const std::vector<CallRecord>& records) {
-  for (const auto& record : records) {
-    if (const auto desync = compare_calls(store, kLane, record)) {
-      return std::to_string(desync->lower.rank) + "/" + std::to_string(desync->upper.rank) +
-             " at " + std::to_string(desync->number);
-    }
-  }
-  return "";
-}
-
-std::string found_by(const std::vector<CallRecord>& records) {
-  c10d::HashStore store;
-  ddp::testing::PlainStore plain;  // of a user's own class, without compareSet
-  const auto found = found_by(store, records);
-  CHECK(found_by(plain, records) == found);
-  return found;
+/// The difference that is found: "0/2 at 3".
+std::string found_in(const std::vector<RankCalls>& ranks) {
+  const auto difference = find_call_difference(ranks);
+  if (!difference) return "";
+  return std::to_string(difference->lower.rank) + "/" + std::to_string(difference->upper.rank) +
+         " at " + std::to_string(difference->number);
 }
 
 }  // namespace
 
 TEST_CASE("two ranks that called different collectives are found", "[comm]") {
-  CHECK(found_by({record_of(0, "aab"), record_of(1, "aab")}).empty());
-  CHECK(found_by({record_of(0, "aab"), record_of(1, "aac")}) == "0/1 at 2");
-  CHECK(found_by({record_of(1, "aac"), record_of(0, "aab")}) == "0/1 at 2");
-  CHECK(found_by({record_of(2, "aba"), record_of(0, "aba"), record_of(1, "acb")}) == "1/2 at 1");
-  CHECK(found_by({record_of(0, "abcd"), record_of(1, "acd")}) == "0/1 at 1");  // leaves one out
+  CHECK(found_in({calls_of(0, "aab"), calls_of(1, "aab")}).empty());
+  CHECK(found_in({calls_of(0, "aab"), calls_of(1, "aac")}) == "0/1 at 2");
+  CHECK(found_in({calls_of(1, "aac"), calls_of(0, "aab")}) == "0/1 at 2");
+  CHECK(found_in({calls_of(2, "aba"), calls_of(0, "aba"), calls_of(1, "acb")}) == "1/2 at 1");
+  CHECK(found_in({calls_of(0, "abcd"), calls_of(1, "acd")}) == "0/1 at 1");  // leaves one out
 }
 
 TEST_CASE("a rank that has called fewer collectives, all the same, does not differ", "[comm]") {
-  CHECK(found_by({record_of(0, "aab"), record_of(1, "aa")}).empty());
-  CHECK(found_by({record_of(1, "a"), record_of(0, "aab"), record_of(2, "aa")}).empty());
-  CHECK(found_by({record_of(0, ""), record_of(1, "aab")}).empty());
+  CHECK(found_in({calls_of(0, "aab"), calls_of(1, "aa")}).empty());
+  CHECK(found_in({calls_of(1, "a"), calls_of(0, "aab"), calls_of(2, "aa")}).empty());
+  CHECK(found_in({calls_of(0, ""), calls_of(1, "aab")}).empty());
   // A rank with fewer calls is compared with the other ranks' calls of the same numbers.
-  CHECK(found_by({record_of(0, "aab"), record_of(1, "ab")}) == "0/1 at 1");
+  CHECK(found_in({calls_of(0, "aab"), calls_of(1, "ab")}) == "0/1 at 1");
 }
 
-TEST_CASE(
-    "ranks that compare one after the other, each with more calls, are all compared", "[comm]") {
-  CHECK(found_by({record_of(0, "a"), record_of(1, "ab"), record_of(2, "ac")}) == "1/2 at 1");
-  CHECK(found_by({record_of(0, "ab"), record_of(0, "abcd"), record_of(1, "abce")}) == "0/1 at 3");
+TEST_CASE("calls that no other rank keeps any more differ from none", "[comm]") {
+  const auto old = calls_of(0, "aa"), now = calls_of(1, "bbc", 100), far = calls_of(2, "b", 50);
+  CHECK(found_in({old, now, far}).empty());
+  CHECK(found_in({old, now, far, calls_of(3, "bbd", 100)}) == "1/3 at 102");
 }
 
-TEST_CASE("a record with older calls is replaced, one with much newer calls is not", "[comm]") {
-  c10d::HashStore store;
-  const auto old = record_of(0, "aa"), now = record_of(1, "bbc", 100), far = record_of(2, "b", 50);
-  CHECK(found_by(store, {old, now, far}).empty());
-  CHECK(found_by(store, {record_of(0, "bbd", 100)}) == "0/1 at 102");
-}
-
-TEST_CASE("lanes are compared separately", "[comm]") {
-  c10d::HashStore store;
-  CHECK_FALSE(compare_calls(store, CallHistory::Lane::kCpu, record_of(0, "ab")));
-  CHECK_FALSE(compare_calls(store, CallHistory::Lane::kDevice, record_of(1, "ba")));
-  CHECK(compare_calls(store, CallHistory::Lane::kDevice, record_of(0, "ab")));
-}
-
-TEST_CASE("a rank makes at most two requests to the store to compare its calls", "[comm]") {
-  int requests = 0;
-  ddp::testing::WatchedStore store(
-      c10::make_intrusive<c10d::HashStore>(), [&](auto&) { ++requests; });
-  for (const auto& letters : {"ab", "ab", "abc", "a"}) {
-    requests = 0;
-    compare_calls(store, kLane, record_of(1, letters));
-    CAPTURE(letters);
-    CHECK(requests == (letters == std::string("abc") ? 2 : 1));
-  }
+TEST_CASE("lists are compared separately", "[comm]") {
+  const std::string on_device = "dp device";
+  CHECK(found_in({calls_of(0, "ab"), calls_of(1, "ba", 0, on_device)}).empty());
+  CHECK(
+      found_in(
+          {calls_of(0, "ab"), calls_of(2, "ba", 0, on_device), calls_of(0, "ab", 0, on_device),
+           calls_of(1, "ab")}) == "0/2 at 0");
+  CHECK(found_in({}).empty());
 }
 
 TEST_CASE("the text has both ranks' calls, and the calls before and after them", "[comm]") {
-  auto lower = record_of(0, "abcdefghijklmn"), upper = record_of(1, "abcdefgx");
+  auto lower = calls_of(0, "abcdefghijklmn"), upper = calls_of(1, "abcdefgx");
   lower.where = "all_reduce";
   upper.where = "reducing bucket 3 of 5\tand\nmore";
-  c10d::HashStore store;
-  CHECK_FALSE(compare_calls(store, kLane, upper));
-  const auto desync = compare_calls(store, kLane, lower);
-  REQUIRE(desync);
+  const auto difference = find_call_difference({upper, lower});
+  REQUIRE(difference);
   const auto call = [](int number, char letter) {
     return std::to_string(number) + " all_reduce of " + std::to_string(int{letter}) +
            " x Float, SUM";
   };
   CHECK(
-      ddp::to_text(*desync) ==
-      "expected every rank to call the same collective number 7, but rank 0 called all_reduce of "
+      ddp::to_text(*difference) ==
+      "process group \"dp\": expected every rank to call the same collective number 7, but rank 0 "
+      "called all_reduce of "
       "104 x Float, SUM and rank 1 all_reduce of 120 x Float, SUM. Call the same collectives with "
       "tensors of equal sizes and dtypes in the same order on all ranks. Their last calls: both "
       "called " +
@@ -200,12 +170,37 @@ TEST_CASE("similar calls differ in the bits of a tag", "[comm]") {
   CHECK(shared < 240);
 }
 
-TEST_CASE("a record that no rank has written is replaced", "[comm]") {
-  for (const std::string text :
-       {"", "nonsense", "0 0 0 1 200 0 0 0 1 0 1", "0 0 0 1 0 0 99 0 1 0 1", "0 0 0 5 0 6 0 -1"}) {
-    CAPTURE(text);
-    c10d::HashStore store;
-    store.set("calls", std::vector<uint8_t>(text.begin(), text.end()));
-    CHECK(found_by(store, {record_of(1, "ab"), record_of(2, "ac")}) == "1/2 at 1");
+TEST_CASE("the text names the rank that ran a step more", "[comm]") {
+  auto lower = calls_of(0, "aab"), upper = calls_of(1, "aac");
+  lower.steps = 3;
+  upper.steps = 4;
+  upper.steps_text = {"ran a step that", "Run as many"};
+  CHECK_THAT(
+      ddp::to_text(*find_call_difference({lower, upper})),
+      Catch::Matchers::StartsWith(
+          "rank 1 ran a step that rank 0 did not. Run as many: process group \"dp\": expected"));
+}
+
+TEST_CASE("a rank's calls are read as they were written", "[comm]") {
+  auto calls = calls_of(3, "abc", 70);
+  calls.where = "reducing bucket 3 of 5\tand\nmore 3:";
+  calls.steps = 12;
+  calls.steps_text = {"began", "rule"};
+  const std::vector<RankCalls> all{calls, calls_of(3, "", 5, "tp device")};
+  const auto read = ddp::parse_calls(3, ddp::to_text(all));
+  REQUIRE(read.size() == 2);
+  CHECK(ddp::to_text(read) == ddp::to_text(all));
+  CHECK((read[0].rank == 3 && read[0].where == calls.where && read[0].calls.end() == 73));
+  CHECK((read[0].steps == 12 && read[0].steps_text.rule == "rule" && read[0].list == "dp cpu"));
+
+  // What no rank has written is no call; a part that is whole may count.
+  const auto packed = ddp::to_text(all);
+  for (size_t length = 1; length < packed.size(); ++length) {
+    const auto part = ddp::parse_calls(3, packed.substr(0, length));
+    CAPTURE(length);
+    CHECK((part.empty() || packed.find(ddp::to_text(part)) == 0));
+  }
+  for (const char* text : {"nonsense", "1:a", "99999999999999999999:a", "18446744073709551615:a"}) {
+    CHECK(ddp::parse_calls(0, text).empty());
   }
 }

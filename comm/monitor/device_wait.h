@@ -1,15 +1,21 @@
+// Collectives that a stream waits for: no thread of the program waits for them on the host.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "calls/collective_call.h"
+#include "monitor/late_wait.h"
 
 namespace ddp {
 
@@ -33,6 +39,7 @@ class DeviceWorks {
   struct State {
     std::optional<Entry> oldest;  // that has not ended
     std::optional<Entry> failed;  // that the backend has ended with an error, or after its timeout
+    bool any_ended = false;
   };
 
   /// Adds a collective of a backend whose watchdog reports results.
@@ -56,5 +63,43 @@ class DeviceWorks {
 
 /// "timed out" or "failed": how the backend ended a collective of State::failed.
 const char* describe_end(const DeviceWorks::Entry& failed);
+
+/// Looks at groups whose collectives a stream waits for.
+///
+/// Such a wait holds up no thread that could notice a failed rank: the program waits for its device
+/// in `loss.item()` or `cudaStreamSynchronize`. While collectives have not ended, the thread here
+/// looks at their groups twice a second. A failure that it finds aborts the job's groups: their
+/// kernels end, the program's wait returns, and its next call in a group throws.
+///
+/// Threads: all members, from any thread. The destructor may run on the watch's own thread.
+class DeviceWatch {
+ public:
+  /// \throws std::system_error  if no thread can start.
+  DeviceWatch();
+  ~DeviceWatch();
+  DeviceWatch(const DeviceWatch&) = delete;
+  DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  /// Looks at the group until it has nothing to look at: GroupMonitor::look_at_device().
+  void add(const std::weak_ptr<GroupMonitor>& group);
+
+ private:
+  struct State;
+
+  static void run(State& state);
+
+  const std::shared_ptr<State> state_;  // shared with the thread
+  std::thread thread_;
+};
+
+/// A collective on a device that has not ended for longer than kWaitSlice.
+struct GroupMonitor::DeviceWait {
+  DeviceWait(GroupMonitor& monitor, const DeviceWorks::Entry& entry);
+
+  const uint64_t number;
+  const CollectiveCall call;
+  const std::function<std::string()> where;
+  LateWait late;
+};
 
 }  // namespace ddp
