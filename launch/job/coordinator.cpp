@@ -1,5 +1,6 @@
 #include "launch/job/coordinator.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
@@ -12,6 +13,8 @@ namespace ddp::launch {
 namespace {
 
 constexpr std::chrono::seconds kFirstLineLimit(10);
+constexpr std::chrono::seconds kAcceptAgain(1);
+constexpr int kMostSilent = 64;
 constexpr std::chrono::seconds kLastLinesLimit(2);
 
 }  // namespace
@@ -71,13 +74,14 @@ std::chrono::milliseconds Coordinator::now() const {
 }
 
 void Coordinator::add_to(std::vector<pollfd>& waited) const {
-  if (listener_) waited.push_back({listener_.get(), POLLIN, 0});
+  if (may_accept()) waited.push_back({listener_.get(), POLLIN, 0});
   for (const auto& [name, client] : clients_) client.channel.add_to(waited);
 }
 
 std::optional<Coordinator::Clock::time_point> Coordinator::next_time() const {
   std::optional<Clock::time_point> next;
   if (const auto time = job_->next_time()) next = start_ + *time;
+  if (next_accept_ > Clock::now() && (!next || next_accept_ < *next)) next = next_accept_;
   for (const auto& [name, client] : clients_) {
     const auto limit = client.since + kFirstLineLimit;
     if (!client.spoke && (!next || limit < *next)) next = limit;
@@ -101,10 +105,21 @@ void Coordinator::serve() {
   job_->on_time(now());
 }
 
+/// Strangers that say nothing take no more descriptors than this.
+bool Coordinator::may_accept() const {
+  const auto is_silent = [](const auto& entry) { return !entry.second.spoke; };
+  const auto silent = std::count_if(clients_.begin(), clients_.end(), is_silent);
+  return listener_ && silent < kMostSilent && Clock::now() >= next_accept_;
+}
+
 void Coordinator::accept_clients() {
-  while (listener_) {
+  while (may_accept()) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) return;
+    if (!socket) {
+      const bool none_waits = errno == EAGAIN || errno == EWOULDBLOCK;
+      if (!none_waits) next_accept_ = Clock::now() + kAcceptAgain;  // out of descriptors
+      return;
+    }
     clients_[++last_name_] = {LineChannel(std::move(socket)), Clock::now()};
   }
 }

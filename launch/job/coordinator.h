@@ -52,6 +52,7 @@ class Coordinator {
 
   Job::Wires wires(bool is_alone);
 
+  bool may_accept() const;
   void accept_clients();
   void read_lines_of(int name);
   void drop_if_ended(int name);
@@ -59,6 +60,7 @@ class Coordinator {
 
   Fd listener_;
   int port_ = 0;
+  Clock::time_point next_accept_{};
   const Clock::time_point start_ = Clock::now();
   std::map<int, Client> clients_;
   int last_name_ = 0;

@@ -72,6 +72,19 @@ HostLoop::HostLoop(
 }
 
 int HostLoop::run() {
+  try {
+    loop();
+  } catch (const std::exception&) {
+    // What was written before, also by earlier attempts, is not lost.
+    processes_.send(SIGKILL);
+    finish_output();
+    throw;
+  }
+  finish();
+  return exit_code_;
+}
+
+void HostLoop::loop() {
   while (state_ != State::Done) {
     connect();
     wait_for_event();
@@ -86,14 +99,23 @@ int HostLoop::run() {
     check_connection();
     advance();
   }
+}
+
+void HostLoop::finish() {
   job_.send("bye");
-  if (own_ != nullptr) own_->finish_sending();
+  if (own_ != nullptr) {
+    // What it says of the last ranks that ended.
+    for (size_t lines = 1; lines > 0;) {
+      own_->serve();
+      lines = follow_job();
+    }
+    own_->finish_sending();
+  }
   finish_output();
   if (const auto error = output_.log_error()) {
     output_.say(str("the logs are not complete: ", std::strerror(error)));
     output_.copy();
   }
-  return exit_code_;
 }
 
 void HostLoop::connect() {
@@ -168,6 +190,9 @@ void HostLoop::on_signal(int signal) {
     output_.say("got SIGINT while ending; killing " + processes_.names());
     return begin_killing();
   }
+  if (state_ == State::Killing && next_ == Next::StartAgain && is_asked_to_end) {
+    job_.send(str("signal ", signal));
+  }
   if (state_ == State::Killing || state_ == State::Done) return;
 
   const bool may_leave = options_.elastic && state_ == State::Running && job_;
@@ -214,8 +239,13 @@ void HostLoop::reap_ended() {
   for (const auto& [rank, status] : processes_.reap()) {
     output_.drain(rank.output);
     const int code = exit_code_of(status);
+    const bool ends = state_ == State::Ending || state_ == State::Killing;
+    const bool asked = was_asked(code);
+    if (ends && code != 0 && !asked) {
+      output_.say(str("rank ", rank.rank, " (pid ", rank.pid, ") ", describe_end(status)));
+    }
     const auto line =
-        str("exited ", rank.rank, " ", rank.pid, " ", code, " ", was_asked(code) ? 1 : 0, " ",
+        str("exited ", rank.rank, " ", rank.pid, " ", code, " ", asked || ends ? 1 : 0, " ",
             describe_end(status));
     if (job_) {
       job_.send(line);
@@ -239,8 +269,11 @@ void HostLoop::check_stops() {
   }
 }
 
-void HostLoop::follow_job() {
-  for (const auto& line : job_.exchange()) follow(line);
+/// \return the number of lines.
+size_t HostLoop::follow_job() {
+  const auto lines = job_.exchange();
+  for (const auto& line : lines) follow(line);
+  return lines.size();
 }
 
 void HostLoop::follow(const std::string& line) {
@@ -361,6 +394,7 @@ void HostLoop::on_all_gone() {
     case Next::StartAgain:
       state_ = State::Running;
       unsent_.clear();
+      processes_.forget();  // what outlived SIGKILL is no rank any more
       return job_.send("gone");
     case Next::Coordinate:
       state_ = own_ != nullptr && !own_->exit_code() ? State::Coordinating : State::Done;

@@ -54,6 +54,8 @@ class HostLoop {
   /// What follows once no process is left.
   enum class Next { Exit, StartAgain, Coordinate };
 
+  void loop();
+  void finish();
   void connect();
   void introduce();
   void wait_for_event();
@@ -62,7 +64,7 @@ class HostLoop {
   void copy_output();
   void reap_ended();
   void check_stops();
-  void follow_job();
+  size_t follow_job();
   void follow(const std::string& line);
   void check_connection();
   void advance();

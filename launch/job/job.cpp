@@ -18,6 +18,8 @@ using membership::message_of;
 namespace {
 
 constexpr std::chrono::minutes kJoinLimit(5);
+constexpr std::chrono::milliseconds kLongestGrace(5000);  // of a launcher, by default
+constexpr std::chrono::milliseconds kStopLimit(20000);    // after which a launcher counts as lost
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
 constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
@@ -29,7 +31,11 @@ std::string first_word(const std::string& line) { return line.substr(0, line.fin
 Job::Job(
     const LaunchOptions& options, std::string token, Wires wires, Time now,
     std::optional<Remembered> remembered)
-    : options_(options), token_(std::move(token)), wires_(std::move(wires)), start_(now) {
+    : options_(options),
+      token_(std::move(token)),
+      wires_(std::move(wires)),
+      start_(now),
+      now_(now) {
   if (hosts_that_agree(options_) > 1 && !options_.elastic) state_ = State::Joining;
   renew(now, std::move(remembered));
   if (membership_) membership_->set_launched(false);
@@ -58,6 +64,7 @@ MembershipLimits Job::limits() const {
 }
 
 void Job::on_line(Time now, Client client, const std::string& line) {
+  now_ = now;
   if (is_launcher(client)) return take_from_launcher(now, client, line);
   if (first_word(line) == "host") return admit(client, line);
   const auto message = message_of<MemberMessage>(line);
@@ -76,6 +83,7 @@ void Job::on_line(Time now, Client client, const std::string& line) {
 }
 
 void Job::on_closed(Time now, Client client) {
+  now_ = now;
   if (members_.erase(client) > 0 && membership_) {
     membership_->on_closed(now, client);
     return obey_membership();
@@ -89,17 +97,25 @@ void Job::on_closed(Time now, Client client) {
   count_launchers();
   const bool goes_on = membership_ && (membership_->established() || state_ == State::Draining);
   if (state_ != State::Over && !goes_on) {
+    const int code = state_ == State::Stopping ? code_ : 1;
     say_of_another_host(client);
-    return finish(1, str("the ddprun of node ", node, " is gone"));
+    return finish(code, str("the ddprun of node ", node, " is gone"));
   }
   finish_if_all_ended();
 }
 
 void Job::on_time(Time now) {
+  now_ = now;
   if (state_ == State::Joining && now >= start_ + kJoinLimit) {
     return finish(
         1, str("expected ", options_.nodes, " hosts within 5 minutes, got ", launchers_.size(),
                ". Start ddprun on the others."));
+  }
+  if (state_ == State::Stopping && now >= stop_deadline_) {
+    for (const auto& [client, launcher] : launchers_) {
+      if (!launcher.ending) continue;
+      return finish(code_, str("the ddprun of node ", launcher.node, " is gone"));
+    }
   }
   if (!membership_) return;
   membership_->on_time(now);
@@ -108,6 +124,7 @@ void Job::on_time(Time now) {
 
 std::optional<Job::Time> Job::next_time() const {
   if (state_ == State::Joining) return start_ + kJoinLimit;
+  if (state_ == State::Stopping) return stop_deadline_;
   return membership_ ? membership_->next_time() : std::nullopt;
 }
 
@@ -118,19 +135,19 @@ void Job::admit(Client client, const std::string& line) {
   bool elastic = false;
   int nodes = 0, restarts = 0, held = 0;
   words >> word >> token >> elastic >> launcher.node >> nodes >> launcher.ranks >> restarts >> held;
-  const bool is_node = launcher.node >= 0 && (elastic || launcher.node < options_.nodes);
-  if (!words || token != token_ || !is_node) return wires_.close(client);
-
-  if (state_ == State::Over) {
+  if (!words || token != token_) return wires_.close(client);
+  const bool comes_late = state_ == State::Draining && held == 0;
+  if (comes_late || state_ == State::Over) {
     launchers_[client] = launcher;
-    return wires_.send(client, str("finish ", *exit_code_, " 0 "));
+    return wires_.send(client, str("finish ", exit_code_.value_or(code_), " 0 "));
   }
   const auto why = misfit(launcher, elastic, nodes, restarts);
   if (!why.empty()) {
     wires_.send(client, str("finish 1 0 ", why));
     return wires_.close(client);
   }
-  launcher.starting = held == 0;
+  const bool is_node = launcher.node >= 0 && (elastic || launcher.node < options_.nodes);
+  if (!is_node) return wires_.close(client);
   launchers_[client] = launcher;
   wires_.watch(client);
   ++seen_launchers_;
@@ -202,7 +219,7 @@ void Job::take_from_launcher(Time now, Client client, const std::string& line) {
     if (std::getline(words, exit.how)) on_exited(now, client, exit);
   } else if (word == "gone") {
     launcher.running.clear();
-    launcher.starting = false;
+    launcher.starting = launcher.ending = false;
     begin_again_if_all_gone(now);
   } else if (word == "signal") {
     int signal = 0;
@@ -218,7 +235,13 @@ void Job::take_from_launcher(Time now, Client client, const std::string& line) {
 std::string Job::Exit::report() const { return str("rank ", rank, " (pid ", pid, ") ", how); }
 
 void Job::on_exited(Time now, Client client, const Exit& exit) {
-  launchers_.at(client).running.erase(exit.rank);
+  auto& running = launchers_.at(client).running;
+  const auto known = running.find(exit.rank);
+  // One that outlived SIGKILL may end when another one has its place. Of an elastic job's host that
+  // was cut off, this may be the first word of it.
+  const bool is_known = known != running.end() && known->second == exit.pid;
+  if (!is_known && (known != running.end() || !membership_)) return;
+  if (is_known) running.erase(known);
   if (state_ == State::Stopping || state_ == State::Over) {
     if (exit.code != 0 && !exit.asked) wires_.send(client, "say " + exit.report());
   } else if (membership_) {
@@ -302,7 +325,11 @@ void Job::start_all_again(int code) {
   membership_.reset();
   wires_.remember({});
   for (const Client member : std::exchange(members_, {})) wires_.close(member);
-  for (auto& [client, launcher] : launchers_) launcher.starting = true;
+  stop_deadline_ = now_ + options_.grace.value_or(kLongestGrace) + kStopLimit;
+  for (auto& [client, launcher] : launchers_) {
+    launcher.starting = false;
+    launcher.ending = true;
+  }
   send_to_launchers("stop");
 }
 
@@ -310,7 +337,7 @@ void Job::start_all_again(int code) {
 void Job::begin_again_if_all_gone(Time now) {
   if (state_ != State::Stopping) return;
   for (const auto& [other, launcher] : launchers_) {
-    if (launcher.starting) return;
+    if (launcher.ending) return;
   }
   if (launchers_.empty()) return finish(1, "no host is left");
   state_ = State::Training;
@@ -338,6 +365,7 @@ void Job::on_signal(Time now, Client client, int signal) {
 
 /// To the launchers but for that of the host which ends the attempt.
 void Job::say_of_another_host(Client origin) {
+  if (state_ == State::Stopping) return;  // they know
   for (const auto& [client, launcher] : launchers_) {
     const auto ranks = static_cast<int>(launcher.running.size());
     if (client == origin || ranks == 0) continue;
@@ -368,7 +396,7 @@ void Job::finish_if_all_ended() {
 }
 
 void Job::obey_membership() {
-  if (!membership_) return;
+  if (!membership_ || state_ == State::Over) return;
   for (const auto& order : membership_->take_orders()) {
     if (const auto* send = std::get_if<Membership::Send>(&order)) {
       if (std::holds_alternative<membership::Form>(send->message)) send_address(send->to);

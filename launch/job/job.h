@@ -67,6 +67,7 @@ class Job {
     int ranks = 0;
     std::map<int, int> running;  // pids by rank
     bool starting = false;       // until its first process is there
+    bool ending = false;         // until it has no process, and says so
   };
   struct Exit {
     int rank = 0;
@@ -108,6 +109,8 @@ class Job {
   const std::string token_;
   const Wires wires_;
   const Time start_;
+  Time now_;               // of the last event
+  Time stop_deadline_{0};  // of Stopping
   State state_ = State::Training;
   std::optional<Membership> membership_;  // of an elastic job; none: between two attempts
   std::map<Client, Launcher> launchers_;

@@ -42,6 +42,7 @@ void LineMux::take(int source, std::string_view bytes, std::string& out) {
 
 void LineMux::finish(int source, std::string& out) {
   if (!sources_[source].held.empty()) put(source, {}, out);
+  std::string().swap(sources_[source].held);  // most sources that end are not fed again
   if (open_ == source) {
     out += '\n';
     open_ = kNoSource;

@@ -41,6 +41,9 @@ class RankProcesses {
   /// The ranks that were stopped since the last call.
   std::vector<Stopped> take_stops();
 
+  /// Takes no process for a rank that was added before.
+  void forget() { running_.clear(); }
+
   /// Signals each process once: some programs take a second signal as an order to hurry.
   void send(int signal) const;
   /// Kills a rank and its process group, if it runs.

@@ -41,10 +41,6 @@ FullyShardedOptions with_group(FullyShardedOptions options) {
 void check_options(const FullyShardedOptions& options) {
   const auto where = on_rank_text(*options.process_group().get());
   DDP_CHECK_VALUE(
-      !options.cpu_offload(),
-      "FullyShardedDataParallel: expected cpu_offload false, because it is not built, got true ",
-      where, ".");
-  DDP_CHECK_VALUE(
       options.prefetch() == 0 || options.prefetch() == 1,
       "FullyShardedDataParallel: expected prefetch 0 or 1, got ", options.prefetch(), " ", where,
       ".");

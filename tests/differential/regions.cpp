@@ -101,12 +101,7 @@ void Averages::average(const OfAll& ranks, size_t first, size_t size) {
 
 void Averages::after_step(int step, const OfAll& ranks) {
   if (program_.is("training", "averager")) {
-    if (averages_all(program_, step)) {
-      average(ranks, 0, ranks.size());
-    } else if (program_.is("averager", "hierarchical") && ranks.size() == 4) {
-      average(ranks, 0, 2);
-      average(ranks, 2, 2);
-    }
+    if (averages_all(program_, step)) average(ranks, 0, ranks.size());
     return;
   }
   if (due_ == step) arrive(ranks);

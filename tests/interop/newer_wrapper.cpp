@@ -90,7 +90,6 @@ int main(int /*argc*/, char** /*argv*/) {
   train("buffers synchronised", Options().forward_sync_buffers(true));
   train("buffers synchronised at construction", Options().forward_sync_buffers(false));
   train("buffers never synchronised", Options().broadcast_buffers(false));
-  train("batched copies", Options().batched_grad_copy(true));
   train("lazy buckets", Options().lazy_bucket_allocation(true));
   train(
       "lazy buckets, views", Options().lazy_bucket_allocation(true).gradient_as_bucket_view(true));

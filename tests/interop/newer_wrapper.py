@@ -75,7 +75,6 @@ if __name__ == "__main__":
     train("buffers synchronised", forward_sync_buffers=True)
     train("buffers synchronised at construction", forward_sync_buffers=False)
     train("buffers never synchronised", broadcast_buffers=False)
-    train("batched copies", batched_grad_copy=True)
     train("lazy buckets", lazy_bucket_allocation=True)
     train("lazy buckets, views", lazy_bucket_allocation=True, gradient_as_bucket_view=True)
     train("by hand", by_hand=True)

@@ -193,6 +193,35 @@ TEST_CASE("what ends one host's ranks ends those of the others", "[pure]") {
     CHECK(job.to(1) == Lines{other, "finish 1 0 the ddprun of node 1 is gone"});
     CHECK(job.exit_code() == 1);
   }
+  SECTION("a host that is slow to stop starts with the others") {
+    job.say(1, "exited 0 10 9 0 exited with code 9");
+    job.say(1, "gone");
+    job.say(2, "started 2 12");  // said before it read "stop"
+    job.say(2, "exited 2 12 143 1 was killed by signal 15 (SIGTERM)");
+    CHECK(
+        job.to(1) ==
+        Lines{"say rank 0 (pid 10) exited with code 9; ending the other 1 rank", "stop"});
+    job.say(2, "gone");
+    CHECK(job.to(1) == Lines{"say restart 1 of 1: starting 2 ranks again", "start 1 102"});
+    job.say(1, "started 0 20");
+    job.say(1, "exited 0 10 9 0 was killed by signal 9 (SIGKILL)");  // of the first attempt
+    CHECK(job.to(1).empty());
+  }
+  SECTION("a host that does not stop counts as lost") {
+    job.say(1, "exited 0 10 9 0 exited with code 9");
+    job.say(1, "gone");
+    job.to(1);
+    REQUIRE(job.next_time() == 25000ms);
+    job.pass(25000ms);
+    CHECK(job.to(1) == Lines{"finish 9 0 the ddprun of node 1 is gone"});
+    CHECK(job.exit_code() == 9);
+  }
+  SECTION("a host that is lost while an attempt is being ended leaves the failure's code") {
+    job.say(1, "exited 0 10 9 0 exited with code 9");
+    job.to(1);
+    job.lose(2);
+    CHECK(job.to(1) == Lines{"finish 9 0 the ddprun of node 1 is gone"});
+  }
   SECTION("a host whose ranks have succeeded starts them again, too") {
     job.say(1, "exited 0 10 0 0 exited with code 0");
     job.say(1, "exited 1 11 0 0 exited with code 0");

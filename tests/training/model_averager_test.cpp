@@ -46,23 +46,6 @@ TEST_CASE("parameters are averaged periodically, after a warm-up", "[local_sgd][
   CHECK(steps_of(4, 0) == "048");
 }
 
-TEST_CASE("a hierarchy averages within the longest period's group", "[local_sgd][ranks]") {
-  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    // This rank alone every step, both ranks every second step.
-    ddp::ProcessGroup alone = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
-    auto averager = ddp::HierarchicalModelAverager::over({{1, alone}, {2, self.group}}, 1);
-    std::vector<float> values;
-    for (int step = 0; step < 5; ++step) {
-      const std::vector<at::Tensor> parameters{torch::full({1}, static_cast<float>(self.rank))};
-      averager.average_parameters(parameters);
-      values.push_back(parameters[0].item<float>());
-    }
-    return values;
-  });
-  CHECK(seen[0] == std::vector<float>{0, 0, 0.5, 0, 0.5});
-  CHECK(seen[1] == std::vector<float>{1, 1, 0.5, 1, 0.5});
-}
-
 TEST_CASE(
     "local SGD averages gradients early, parameters late, and ends with equal ranks",
     "[local_sgd][ranks]") {
@@ -100,13 +83,6 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a hierarchy of one level has braces as others", "[local_sgd][pure][errors]") {
-  // Without a default group each ends in an error: what counts is that they compile.
-  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 4}}));
-  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 4}}, 10));
-  CHECK_THROWS(ddp::HierarchicalModelAverager({{2, 2}, {4, 4}}));
-}
-
 TEST_CASE("an averager saves its count", "[local_sgd][ranks]") {
   const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
     ddp::PeriodicModelAverager averager(3, 0, self.group);
@@ -134,11 +110,6 @@ TEST_CASE("averagers refuse invalid options", "[local_sgd][errors][ranks]") {
   CHECK_THAT(
       error([](const Rank& self) { ddp::PeriodicModelAverager(1, -1, self.group); }),
       ContainsText("warmup_steps to be at least 0, got -1"));
-  CHECK_THAT(
-      error([](const Rank& self) {
-        ddp::HierarchicalModelAverager::over({{1, self.group}, {2, self.group}});
-      }),
-      ContainsText("larger groups for longer periods"));
   CHECK_THAT(
       error([](const Rank&) { ddp::PostLocalSGDOptimizer(nullptr, nullptr); }),
       ContainsText("null pointer"));

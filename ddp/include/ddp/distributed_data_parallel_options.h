@@ -77,9 +77,6 @@ struct DistributedDataParallelOptions {
   /// Let `.grad` share the buckets' memory permanently: its memory stays the same in every pass.
   /// False: each gradient has memory of its own. Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
-  /// Accepted for programs of Python, and changes nothing: on a GPU the gradients of a bucket are
-  /// always copied together. Default: false
-  TORCH_ARG(bool, batched_grad_copy) = false;
   /// Give buckets memory only from the moment when their gradients are there to the end of the
   /// backward pass, so that activations and buckets are not in memory together; with
   /// gradient_as_bucket_view until the gradients are cleared. Costs allocations in each pass. With

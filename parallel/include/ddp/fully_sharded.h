@@ -65,9 +65,6 @@ struct FullyShardedOptions {
   TORCH_ARG(MixedPrecisionPolicy, mp_policy) = {};
   /// Units gathered ahead of the one that computes: 0 or 1. Of the root. Default: 1
   TORCH_ARG(int64_t, prefetch) = 1;
-  /// Keep the shards in host memory while the model computes on a GPU. Not built: true is an error.
-  /// Default: false
-  TORCH_ARG(bool, cpu_offload) = false;
   /// Give all ranks rank 0's parameters and buffers at construction. Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Names in the module ("head.bias") of parameters that stay whole on every rank, and whose

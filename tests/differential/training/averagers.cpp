@@ -80,15 +80,6 @@ class ByThemselves : public Training {
         DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 0, self.group));
       if (p.is("averager", "warm_up|post_local_sgd"))
         DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 1, self.group));
-      if (p.is("averager", "hierarchical")) {
-        trace.say("std::map<int64_t, ProcessGroup> groups;");
-        std::map<int64_t, ProcessGroup> groups;
-        DDP_DO(trace, groups[2] = self.group);
-        if (self.size == 4) DDP_DO(trace, groups[1] = split_group(self.rank / 2, 0, self.group));
-        DDP_DO(
-            trace, averager = std::make_shared<HierarchicalModelAverager>(
-                       HierarchicalModelAverager::over(groups)));
-      }
     }
     return Training::make_optimizer();
   }
@@ -107,7 +98,7 @@ class ByThemselves : public Training {
     auto& averager = averager_;
     auto& net = run_.net;
     auto& optimizer = *run_.optimizer;
-    if (run_.program.is("averager", "hierarchical")) {
+    if (run_.program.is("averager", "warm_up")) {
       DDP_DO(run_.trace, averager->average_parameters(optimizer.param_groups()));
     } else {
       DDP_DO(run_.trace, averager->average_parameters(unique(net->parameters())));

@@ -62,11 +62,7 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   // Ranks go on with parameters of their own.
   if (run.label() == "averager" && p.has("reload")) DDP_DO(trace, options.check_replicas_every(0));
   if (p.is("lazy_buckets", "yes")) {
-    DDP_DO(
-        trace, options.lazy_bucket_allocation(true)
-                   .batched_grad_copy(true)
-                   .stats_every(1)
-                   .check_replicas_every(1));
+    DDP_DO(trace, options.lazy_bucket_allocation(true).stats_every(1).check_replicas_every(1));
   }
   return options;
 }

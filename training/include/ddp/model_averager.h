@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -41,11 +39,7 @@ class DDP_API ModelAverager {
   /// Only averagers that were made with a group need it: others use the default group of the
   /// moment.
   ///
-  /// \throws c10::Error  the averager does not fit the group: sizes that do not divide it, or
-  /// groups
-  ///         of the program's own (HierarchicalModelAverager::over).
-  ///
-  /// Collective: over `group`, where the averager makes groups.
+  /// Collective: where the averager makes groups.
   virtual void rebind(const GroupArg& group = {}) = 0;
 
   /// Saves the count, and what else the averager keeps.
@@ -84,48 +78,6 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
   int64_t period_;
   int64_t warmup_steps_;
   GroupArg group_;  // left out: the default group of the moment
-};
-
-/// Averages within small groups often, and within large ones seldom: in a step that several periods
-/// divide, within the group of the longest. As Python's `HierarchicalModelAverager`.
-///
-/// ```
-/// // 8 ranks: pairs every 2 steps, fours every 4, all every 8.
-/// ddp::HierarchicalModelAverager averager({{2, 2}, {4, 4}, {8, 8}});
-/// ```
-class DDP_API HierarchicalModelAverager final : public ModelAverager {
- public:
-  /// \param group_size_of_period  the longer the period, the larger the group. A group holds
-  ///        consecutive ranks, and the last group size is that of the default group.
-  /// \throws c10::ValueError  periods below 1, sizes that do not grow with them, do not divide the
-  ///         ranks, or do not end with all of them; negative warm-up.
-  ///
-  /// Collective: over the default group; makes the groups.
-  explicit HierarchicalModelAverager(
-      const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps = 0);
-  /// The same for braces, of which a single pair could also be two iterators of a map.
-  explicit HierarchicalModelAverager(
-      std::initializer_list<std::pair<const int64_t, int>> group_size_of_period,
-      int64_t warmup_steps = 0)
-      : HierarchicalModelAverager(std::map<int64_t, int>(group_size_of_period), warmup_steps) {}
-
-  /// Uses existing groups, by their periods; this rank belongs to each of them.
-  ///
-  /// \throws c10::ValueError  as above; an empty group.
-  static HierarchicalModelAverager over(
-      std::map<int64_t, ProcessGroup> group_of_period, int64_t warmup_steps = 0);
-
-  void rebind(const GroupArg& group = {}) override;
-
- private:
-  HierarchicalModelAverager(int64_t warmup_steps, std::map<int64_t, ProcessGroup> group_of_period);
-
-  void apply(const std::vector<at::Tensor>& parameters, int64_t step) override;
-  ProcessGroup group_of_step(int64_t step) const;
-
-  std::map<int64_t, int> group_size_of_period_;  // of groups that this made; empty: it got groups
-  std::map<int64_t, ProcessGroup> group_of_period_;
-  int64_t warmup_steps_;
 };
 
 /// Steps an optimizer, then averages the parameters if the averager says so. For use with
