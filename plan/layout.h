@@ -22,7 +22,7 @@ struct Layout {
 /// How many layers a stage has: as many as the others, or one more on the first ones.
 int64_t layers_of_stage(const Model&, const Layout&, int64_t stage);
 
-/// What a rank of the pipeline has of the model.
+/// The part of the model that a rank of the pipeline has.
 struct Share {
   double parameters = 0;      // before fsdp cuts them
   int64_t largest_chunk = 0;  // layers

@@ -19,9 +19,9 @@ struct Model {
   double sum_us = 0;        // what a sum over tp takes beside its bytes: calls, and waits
   double update_ns = 0;     // AdamW and clipping, of one parameter
 
-  /// Of the table of tokens, which is the head's weight as well.
+  /// Parameters of the table of tokens, which is the head's weight as well.
   int64_t table_parameters() const { return vocabulary * hidden; }
-  /// Of one layer, on the average.
+  /// Parameters of one layer, on the average.
   double layer_parameters() const {
     return static_cast<double>(parameters - table_parameters()) / static_cast<double>(layers);
   }
@@ -33,8 +33,8 @@ struct Model {
 double layer_operations(const Model&);
 /// The same of the head.
 double head_operations(const Model&);
-/// Of forward and backward of a sample: backward takes two forwards, and checkpointing one more of
-/// the layers.
+/// Operations of forward and backward of a sample: backward takes two forwards, and checkpointing
+/// one more of the layers.
 double step_operations(const Model&);
 
 /// Bytes that autograd keeps of a layer for each sample until its backward pass.

@@ -12,7 +12,7 @@
 
 namespace ddp::plan {
 
-/// What is to be trained, and on what.
+/// The model that is to be trained, and the cluster.
 struct Task {
   Model model;
   Cluster cluster;

@@ -31,7 +31,7 @@ Pass pass_of(
   const double sum =
       beside_bytes + all_reduce_time(cluster, layout, Axis::Tp, rows * boundary_bytes(model));
 
-  // Of a layer 2 sums a direction; of the table 1 in forward, and of the head 1 in backward.
+  // A layer has 2 sums a direction; the table 1 in forward, and the head 1 in backward.
   Pass pass;
   pass.forward = once + head;
   pass.backward = (model.checkpoint ? 3 : 2) * once + 2 * head;
@@ -55,7 +55,7 @@ std::vector<Pass> passes_of(
   return passes;
 }
 
-/// Of the chunks of each rank together, by rank.
+/// The passes of the chunks of each rank together, by rank.
 std::vector<Pass> passes_of_ranks(const Layout& layout, const std::vector<Pass>& stages) {
   std::vector<Pass> ranks(static_cast<size_t>(layout.pp));
   for (size_t stage = 0; stage < stages.size(); ++stage) {
@@ -93,13 +93,13 @@ double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, doub
   return simulate(shape, steps, costs).time;
 }
 
-/// What stays of a collective beside so much computing: at least its last part, whose gradient is
-/// ready, or whose layer computes, at the end.
+/// The rest of a collective after overlap with so much computing: at least its last part, whose
+/// gradient is ready, or whose layer computes, at the end.
 double exposed(double collective, double computing, double last_part, double overlap) {
   return collective - overlap * std::min(collective - last_part, computing);
 }
 
-/// Of the rank that has most of them.
+/// The parameters of the rank that has most of them.
 double own_parameters(const Model& model, const Layout& layout) {
   double most = 0;
   for (int64_t rank = 0; rank < layout.pp; ++rank) {

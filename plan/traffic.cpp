@@ -55,7 +55,7 @@ double message_time(const Cluster& cluster, const Layout& layout, double bytes) 
   if (!crosses_hosts(cluster, layout, Axis::Pp)) {
     return cluster.host.latency + bytes / cluster.host.rate;
   }
-  // Of a host's ranks, those whose next stage is elsewhere.
+  // The ranks of a host whose next stage is elsewhere.
   const auto senders = static_cast<double>(std::min(stride, cluster.ranks_a_host()));
   return cluster.network.latency + bytes * senders / cluster.network.rate;
 }

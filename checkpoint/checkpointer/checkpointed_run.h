@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// What a Checkpointer saves and loads, where, and with which ranks.
+/// The objects that a Checkpointer saves and loads, their folder, and the ranks.
 struct CheckpointedRun {
   CheckpointedRun(std::string path, const CheckpointerOptions& given)
       : options(CheckpointerOptions(given).process_group(GroupArg())),

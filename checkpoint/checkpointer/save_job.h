@@ -64,7 +64,7 @@ class SaveJob {
  private:
   /// How far the thread is, in order.
   enum class Progress { Writing, HasFiles, Ended };
-  /// What the owner asked for, in order: a later one stays.
+  /// The owner's request, in order: a later one stays.
   enum class Request {
     Background,     // training steps first
     Prompt,         // the owner waits

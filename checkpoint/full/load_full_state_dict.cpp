@@ -41,7 +41,7 @@ std::vector<NamedKind> tensors_in_load_text(const std::string& text) {
   return tensors;
 }
 
-/// What is loaded, and what of it goes where.
+/// Maps names in the file to the elements that this rank needs.
 struct FullLoad {
   OwnParts own;
   WholeTensors whole;

@@ -22,7 +22,7 @@ struct OwnPart {
   at::Tensor view;  // of the module's memory, or of what a save writes
 };
 
-/// What this rank has of a model.
+/// The parts of a model that this rank has.
 struct OwnParts {
   std::vector<OwnPart> parts;
   std::vector<ShardLayout> layouts;  // the same boxes, and an empty one of each tensor without

@@ -120,7 +120,7 @@ c10::IValue with_state(const c10::IValue& optimizer, const c10::IValue& state) {
   return all;
 }
 
-/// What a run with other parameters in its optimizer saved, as one with those of `layouts` has it:
+/// Converts the state of an optimizer with other parameters to that of one with those of `layouts`:
 /// parameters are found by their names. Groups keep their order.
 c10::IValue with_names_of(
     const c10::IValue& saved, const Layouts& layouts, const std::vector<c10::IValue>& groups,

@@ -22,7 +22,7 @@ using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
 
 void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
 
-/// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
+/// This rank's shards of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
 
 /// The further names of the tensors that its modules share, by their first names.

@@ -67,7 +67,7 @@ void check_inside(const Box& box, const std::vector<int64_t>& sizes) {
   if (!fits) throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
 }
 
-/// What a load needs: every element is in one box.
+/// Checks that every element is in one box, as a load needs it.
 void check_whole(const IndexedTensor& tensor) {
   const auto numel = [](const std::vector<int64_t>& sizes) {
     return std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());

@@ -31,7 +31,7 @@ struct ShardLayout {
   std::vector<std::string> other_names = {};  // of a tensor that modules share
 };
 
-/// What one rank has, by part.
+/// The layouts of one rank, by part.
 using RankLayouts = std::map<std::string, std::vector<ShardLayout>>;
 
 /// \throws c10::ValueError  a shard is not a dense tensor within its whole tensor.
@@ -42,7 +42,7 @@ std::vector<ShardLayout> shard_layouts_of(
 std::string to_text(const RankLayouts& layouts);
 RankLayouts layouts_from(const std::string& text);
 
-/// What errors of shards name: "Checkpointer" and " in part \"model\"".
+/// Names for errors of shards: "Checkpointer" and " in part \"model\"".
 struct ShardTexts {
   std::string subject, place;
 };

@@ -26,7 +26,7 @@ struct IndexedTensor {
 /// The tensors of a sharded part, by name.
 using ShardIndex = std::map<std::string, IndexedTensor>;
 
-/// What the names of shard files have, and those of parts do not.
+/// The infix of the names of shard files, which those of parts lack.
 inline constexpr const char* kShardInfix = ".shard-";
 
 /// Returns the file of a rank's shards.

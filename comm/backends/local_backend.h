@@ -12,7 +12,7 @@
 
 namespace ddp::backends {
 
-/// What backends without connections share: they complete every call before it returns, so nothing
+/// The base of backends without connections: they complete every call before it returns, so nothing
 /// can time out or be aborted.
 class LocalBackend : public Uniform<c10d::Backend> {
  public:

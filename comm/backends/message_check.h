@@ -9,7 +9,7 @@
 
 namespace ddp::backends {
 
-/// What a message holds: sent before or beside its elements, because transports compare nothing.
+/// Describes a message: sent before or with its elements, because transports compare nothing.
 struct MessageHeader {
   int64_t numel = 0;
   int64_t dtype = 0;  // at::ScalarType

@@ -53,7 +53,7 @@ class MirrorBackend : public LocalBackend {
   }
 
  private:
-  /// What `size` equal values give together.
+  /// Reduces `size` equal values.
   void reduce_in_place(const at::Tensor& tensor, const ReduceOp& op) const {
     const at::AutoDispatchBelowADInplaceOrView without_autograd;
     switch (op.op_) {

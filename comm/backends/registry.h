@@ -28,7 +28,7 @@ struct RegisteredBackend {
   bool is_own = false;         // a program has registered it: getBackendName() may say another name
   bool connects_late = false;  // it uses its store after make(), in the first collective
   bool (*is_connected)(c10d::Backend&) = nullptr;  // null: once it is made
-  // What all ranks must have alike beside the name, such as a variable; null or "": nothing.
+  // Names a setting that all ranks must have alike, such as a variable; null or "": none.
   std::string (*claim)() = nullptr;
   // Each rank uses one device of its own, which is current when make() runs.
   bool picks_device = false;

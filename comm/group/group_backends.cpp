@@ -1,4 +1,4 @@
-// What a group's backends can do.
+// The capabilities of a group's backends.
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/gradient_memory.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using backends::ServedBackend;
 
-/// Of a group's backend now: it may have connected since.
+/// The capabilities of a group's backend now: it may have connected since.
 BackendCapabilities capabilities_now(const ServedBackend& served, c10::Device device) {
   const auto& [backend, description, described] = served;
   auto capabilities = described;

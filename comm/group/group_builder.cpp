@@ -159,7 +159,7 @@ ProcessGroupOptions resolved(const ProcessGroupOptions& options, const Environme
   return ProcessGroupOptions(options).init_method("mpi://");
 }
 
-/// What the backends themselves want alike on all ranks: ", " before each.
+/// The settings that the backends need alike on all ranks: ", " before each.
 std::string claims_of(const BackendSpec& backends) {
   std::set<std::string> claims;
   for (const auto& [device, name] : backends) {

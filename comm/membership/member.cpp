@@ -219,7 +219,7 @@ void Member::abandon() {
   if (stage_ != Stage::Over) finish(Ending::Failed, 1, "this process ends");
 }
 
-/// What is sent without a connection is lost: introduce() says the rest of it again.
+/// A message that is sent without a connection is lost: introduce() repeats those that matter.
 void Member::send(const MemberMessage& message) {
   if (connected_) orders_.emplace_back(Send{message});
 }

@@ -18,7 +18,7 @@ namespace ddp {
 
 using Axes = std::vector<size_t>;
 
-/// What a mesh shares with its copies, and with the meshes of some of its axes.
+/// The state that a mesh shares with its copies, and with the meshes of some of its axes.
 struct DeviceMesh::Whole {
   ProcessGroup parent;
   MeshShape shape;

@@ -71,7 +71,7 @@ std::string calls_from(const RankCalls& one, uint64_t number) {
       one.where.empty() ? "" : ", and waits in " + one.where);
 }
 
-/// Of two ranks that wait in different collectives, one ran a step more: "" if not.
+/// The step that one of two ranks ran more than the other: "" if they ran as many.
 std::string likely_cause(const RankCalls& lower, const RankCalls& upper) {
   const bool lower_ran_more = lower.steps > upper.steps;
   const auto& more = lower_ran_more ? lower : upper;

@@ -41,7 +41,7 @@ std::optional<CallDifference> find_call_difference(const std::vector<RankCalls>&
 /// 0 called ...", with the last calls of both ranks. Ends without a full stop.
 std::string to_text(const CallDifference& difference);
 
-/// What a rank writes into the store, without the rank, which the key says.
+/// The value of calls_key() in the store, without the rank, which the key says.
 std::string to_text(const std::vector<RankCalls>& calls);
 /// Takes any text: other programs can write to the store. Empty for one that no rank wrote.
 std::vector<RankCalls> parse_calls(int rank, const std::string& text);

@@ -54,7 +54,7 @@ std::vector<RankReport> GroupMonitor::waiting_ranks() {
     const auto read_all = [ranks = job_ranks()](c10d::Store& store) {
       std::vector<std::string> keys;
       for (const int rank : ranks) keys.push_back(report_key(rank));
-      // Of a group of another maker, a rank may not have set its own yet.
+      // In a group of another maker, a rank may not have set its own yet.
       return store.check(keys) ? read_reports(store, ranks) : std::vector<RankReport>();
     };
     const auto reports = job.executor().ask<std::vector<RankReport>>(read_all, job.store_timeout());

@@ -30,7 +30,7 @@ constexpr milliseconds kAbortTimeout{3000};
 // How long a peer's host may take to accept a connection: the kernel sends again after 1 s.
 constexpr milliseconds kConnecting{1500};
 
-// Those of `ranks`, but for this one, whose state was found to be `state`.
+// Other ranks whose liveness is `state`.
 std::vector<int> others_in(
     Liveness state, const std::vector<int>& ranks, const std::vector<Liveness>& found, int own) {
   std::vector<int> others;

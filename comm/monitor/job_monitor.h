@@ -109,7 +109,7 @@ class JobMonitor {
 
   /// GroupMonitor::add_settling().
   void add_settling(const std::weak_ptr<std::function<void()>>& settle);
-  /// Those that exist, in the order in which they were added.
+  /// The settlings that exist, in the order in which they were added.
   std::vector<std::shared_ptr<std::function<void()>>> settlings();
 
   /// Requests the job's failure from the store, unless a request is pending, and waits up to
@@ -153,11 +153,11 @@ class JobMonitor {
   /// read why, or have ended, for at most two seconds. Does so once.
   void wait_until_failure_is_read() noexcept;
 
-  /// Those of `ranks` whose processes ended, or left the job.
+  /// Finds the ranks of `ranks` whose processes ended, or left the job.
   std::vector<int> find_gone(const std::vector<int>& ranks, std::chrono::milliseconds at_most);
   /// Whether the last find_gone() found that the process of another rank that hosts the store has.
   bool is_host_gone() const { return host_is_gone_; }
-  /// Those of `ranks` whose hosts do not answer.
+  /// Finds the ranks of `ranks` whose hosts do not answer.
   std::vector<int> find_silent(const std::vector<int>& ranks) const;
   /// States that the store does not answer, and who hosts it; "" if it answers.
   std::string describe_silent_store() const;

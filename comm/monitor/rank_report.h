@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-/// What a rank that waits late writes into its job's store: for the other ranks' texts, and for the
+/// A rank that waits late writes this into its job's store: for the other ranks' texts, and for the
 /// rank that looks for the cause.
 struct RankReport {
   std::string address;       // of its LivenessSocket; "": none

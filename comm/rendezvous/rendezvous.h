@@ -16,7 +16,7 @@ struct Rendezvous {
   int world_size = 1;
   /// Rank 0's host, as the other ranks spell it. Empty if the store has no host.
   std::string host;
-  /// Who hosts the store, for messages: "which rank 0 hosts at 10.0.0.1 port 29500".
+  /// The host of the store, for messages: "which rank 0 hosts at 10.0.0.1 port 29500".
   std::string store_host;
   /// The rank whose process hosts the store; -1: none of them, or unknown.
   int hosting_rank = -1;

@@ -12,7 +12,8 @@
 
 namespace ddp {
 
-// What may be wrapped. Each function throws c10::ValueError where its rule does not hold.
+// Rules for models that may be wrapped. Each function throws c10::ValueError where its rule does
+// not hold.
 
 /// The names are those of parameters or buffers of the module.
 void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names);

@@ -21,7 +21,7 @@ struct JoinPlace {
   Event event = Event::Backward;
 };
 
-/// What one rank sends in a round.
+/// The message of one rank in a round.
 struct RankStatus {
   bool active = false;   // the rank has input
   bool reduces = false;  // its backward pass will be averaged

@@ -17,7 +17,7 @@ namespace ddp {
 /// Thread safety: the owner's mutex guards all members; each function is called while it is held.
 class ParameterReaders {
  public:
-  /// What parameters hold: the originals, or the casts of a pass.
+  /// The values that parameters hold: the originals, or the casts of a pass.
   enum class Phase { Original, Forward, Backward };
   using Lock = std::unique_lock<std::mutex>;
   /// The parameters' versions, which an optimizer's step raises.

@@ -49,7 +49,7 @@ class PassReplicaCheck {
     Later,
   };
 
-  /// What the pass found, the same on every rank. Call it at the end of a pass.
+  /// The pass's result, the same on every rank. Call it at the end of a pass.
   Found finish(GroupMonitor& monitor);
 
  private:

@@ -142,7 +142,7 @@ std::vector<ParameterLayout> DistributedDataParallelBase::layouts() {
 void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
   const auto& wrapped = state_->wrapped();
   if (state_->precision().may_read_directly()) return wrapped.save(archive);
-  // Of a copy, since the archive is written to a file later, while another thread trains.
+  // Saves a copy, since the archive is written to a file later, while another thread trains.
   std::shared_ptr<torch::nn::Module> copy;
   if (problem_of([&] { copy = clone(); }).empty()) return copy->save(archive);
   // A module that has no clone() is written without a save() of its own.

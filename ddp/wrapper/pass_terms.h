@@ -52,7 +52,7 @@ class PassTermsAgreement {
   /// \param complete  whether `outputs` are all tensors that the forward pass returned.
   void end_forward(const std::vector<at::Tensor>& outputs, bool complete);
 
-  /// What is known of the next averaged backward pass before it begins.
+  /// The terms of the next averaged backward pass that are known before it begins.
   const PassTerms& known() const { return known_; }
 
   /// Completes the terms of the averaged backward pass that begins.

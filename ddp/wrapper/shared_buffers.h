@@ -49,7 +49,7 @@ class SharedBuffers {
   bool may_differ_ = false;
   bool may_be_read_ = false;    // by a graph in evaluation mode, since they were shared
   bool on_accelerator_ = true;  // whether some were when they were last found; at first unknown
-  // Of buffers on an accelerator, before the first forward pass since they were shared.
+  // Versions of buffers on an accelerator, before the first forward pass since they were shared.
   std::unordered_map<const void*, int64_t> versions_;
   std::vector<at::Tensor> written_, received_;  // of an accelerator, while finish() runs
 };

@@ -110,11 +110,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
  private:
   /// How the gradients of a forward pass are handled.
   enum class Gradients { None, Local, Averaged };
-  /// What the ranks do before a reducer is built: nothing, compare their models, or also take rank
-  /// 0's values.
+  /// The agreement of the ranks before a reducer is built: none, compare their models, or also take
+  /// rank 0's values.
   enum class Sync { Nothing, Descriptions, Values };
 
-  /// What belongs to a group, and is made anew for another one.
+  /// Belongs to a group, and is made anew for another one.
   struct InGroup {
     InGroup(State& state, ProcessGroup ranks);
 

@@ -62,7 +62,7 @@ Groups axes_of(const DeviceMesh& mesh) {
   return groups;
 }
 
-/// Those of the axes that cut a parameter.
+/// The groups of the axes that cut a parameter.
 ///
 /// \throws c10::ValueError  if it is cut over ranks that are not on the axes, or over a part of
 /// one.

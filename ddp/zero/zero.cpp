@@ -249,8 +249,8 @@ class ZeroRedundancyOptimizerBase::Impl {
     size_t slot;
   };
 
-  /// Those of the model's reducer, a new one after the model's rebind(). It is asked once: where
-  /// rebind() then fails, the next call takes the same.
+  /// The gradient shards of the model's reducer, a new one after the model's rebind(). It is asked
+  /// once: where rebind() then fails, the next call takes the same.
   std::shared_ptr<GradientShards> shards_of_model() {
     if (generation_ == state().generation()) return shards_;
     if (next_generation_ != state().generation()) {

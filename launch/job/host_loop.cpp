@@ -75,7 +75,7 @@ int HostLoop::run() {
   try {
     loop();
   } catch (const std::exception&) {
-    // What was written before, also by earlier attempts, is not lost.
+    // Output of the ranks, also of earlier attempts, is not lost.
     processes_.send(SIGKILL);
     finish_output();
     throw;
@@ -104,7 +104,7 @@ void HostLoop::loop() {
 void HostLoop::finish() {
   job_.send("bye");
   if (own_ != nullptr) {
-    // What it says of the last ranks that ended.
+    // Its lines about the last ranks that ended.
     for (size_t lines = 1; lines > 0;) {
       own_->serve();
       lines = follow_job();

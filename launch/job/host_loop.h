@@ -51,7 +51,7 @@ class HostLoop {
   using Address = membership::Address;
   using LineChannel = membership::LineChannel;
   enum class State { Running, Leaving, Coordinating, Finishing, Ending, Killing, Done };
-  /// What follows once no process is left.
+  /// The next step once no process is left.
   enum class Next { Exit, StartAgain, Coordinate };
 
   void loop();

@@ -1,4 +1,4 @@
-// What the coordinator decides once an event is taken in; see membership.cpp.
+// The coordinator's decisions after an event; see membership.cpp.
 #include <algorithm>
 
 #include <ddp/internal/text.h>

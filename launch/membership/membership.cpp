@@ -1,4 +1,4 @@
-// What comes in: messages, ends of connections and processes, time. decisions.cpp has what follows.
+// Events: messages, ends of connections and processes, time. See decisions.cpp for the decisions.
 #include "launch/membership/membership.h"
 
 #include <algorithm>
@@ -128,7 +128,7 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
   const auto text = str("rank ", peer.place.slot, " threw: ", threw.why.value);
-  // What one member throws while all begin, others may be about to throw, too.
+  // An exception of one member while all begin may be about to come from the others, too.
   const bool has_not_entered = peer.stage == Stage::Placed || peer.stage == Stage::Met;
   const bool begins = phase_ == Phase::Entering && !state_.established && !launched_;
   if (begins && has_not_entered) return finish(1, text);

@@ -37,7 +37,7 @@ struct MembershipLimits {
   ms kill{2000};         // until a process that was killed has ended
 };
 
-/// What a coordinator has to know after a restart; it is written before a generation begins.
+/// The state that a coordinator needs after a restart; it is written before a generation begins.
 struct Remembered {
   int64_t number = 0;          // the highest that any member may have been told
   int64_t formed = 0;          // the generation of `members`

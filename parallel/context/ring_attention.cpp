@@ -34,7 +34,7 @@ struct Ring : torch::CustomClassHolder {
   int size() const { return group->getSize(); }
   int next() const { return (rank() + 1) % size(); }
   int previous() const { return (rank() + size() - 1) % size(); }
-  /// Whose keys this rank has after so many messages.
+  /// The rank whose keys this rank has after so many messages.
   int owner(int step) const { return (rank() + size() - step) % size(); }
 
   ProcessGroup group;
@@ -121,7 +121,7 @@ variable_list ring_backward(
   const auto dtype = at::toOpMathType(q.scalar_type());
   auto of_queries = at::zeros(q.sizes(), q.options().dtype(dtype));
   auto keys_and_values = at::stack({k, v});
-  // Of the keys and values that this rank has, the part of the ranks that had them before.
+  // Gradients of the keys and values that this rank has now, summed over the ranks so far.
   at::Tensor of_keys_and_values;
   std::optional<Shift> gradients;
   for (int step = 0; step < ring.size(); ++step) {

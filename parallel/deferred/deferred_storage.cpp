@@ -20,7 +20,7 @@ struct FlagOfStorage {
 };
 template struct FlagOfStorage<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-/// What the context of a marked storage's memory points to.
+/// The context of a marked storage's memory.
 struct Mark {
   RecordedSlot slot;
   c10::DataPtr own;  // the memory, until it is taken

@@ -14,7 +14,7 @@ struct OutArgument {
   size_t result = 0, argument = 0;  // their numbers in the schema
 };
 
-/// Those that are single tensors.
+/// The out arguments that are single tensors.
 std::vector<OutArgument> out_arguments(const c10::FunctionSchema& schema);
 
 /// Gives a deferred tensor, whose storage has this stand-in, the sizes and strides of `like`.

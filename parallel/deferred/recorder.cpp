@@ -222,7 +222,7 @@ size_t Call::slot_for(const at::Tensor& tensor) {
   return slot;
 }
 
-/// What the call returns, on the meta device.
+/// The results of the call, on the meta device.
 Stack Call::infer() const {
   Stack stack(stack_.begin() + static_cast<int64_t>(first_), stack_.end());
   const auto& schema = op_.schema().arguments();
@@ -319,7 +319,7 @@ at::Tensor Call::make_result(const at::Tensor& inferred, Record& record) {
   return tensor_over(storage, inferred);
 }
 
-/// Those of the call: arguments that it changed, and new deferred tensors.
+/// The results of the call: arguments that it changed, and new deferred tensors.
 Stack Call::results(const Stack& inferred, Record& record) {
   Stack results;
   const auto& schema = op_.schema();

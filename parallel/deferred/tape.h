@@ -1,4 +1,4 @@
-// What was called under DeferredInit guards, in order.
+// The calls under DeferredInit guards, in order.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ struct Exchange : torch::CustomClassHolder {
       Kind kind, ProcessGroup group, int64_t dim = 0, std::vector<int64_t> input_splits = {},
       std::vector<int64_t> output_splits = {});
 
-  /// What the gradient of the result goes through.
+  /// The exchange of the gradient of the result.
   c10::intrusive_ptr<Exchange> backward() const;
   bool communicates() const { return kind != Kind::kCopy && kind != Kind::kTakePart; }
   /// The result for `t`, without autograd.

@@ -26,7 +26,7 @@
 
 namespace ddp {
 
-/// What stays the same from step to step on one rank.
+/// The setup of one rank, which stays the same from step to step.
 struct PipelineSetup {
   ProcessGroup group;
   std::shared_ptr<GroupMonitor> monitor;

@@ -66,7 +66,7 @@ void check_setup(const PipelineSetup& setup, int index, int ranks) {
       where, ".");
 }
 
-/// What all ranks have to have, a line each.
+/// The settings that all ranks must have alike, a line each.
 std::string settings_of(const PipelineSetup& setup) {
   return ddp::str(
       "microbatches ", setup.options.microbatches(), "\nschedule ",
@@ -86,7 +86,7 @@ std::string describe_settings(const std::vector<std::string>& by_rank) {
   return "";
 }
 
-/// What the ranks tell each other once, by rank.
+/// The messages that the ranks exchange once, by rank.
 struct ToldByRanks {
   std::vector<std::string> tied;   // texts of tied parameters
   std::vector<std::string> names;  // as of PipelineSetup::ranks

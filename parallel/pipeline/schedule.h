@@ -20,7 +20,7 @@ struct PipelineShape {
   int64_t stage_of(int64_t rank, int64_t chunk) const { return chunk * ranks + rank; }
 };
 
-/// What a rank computes in a step, in order. Lists are a function of their arguments alone, so no
+/// The actions of a rank in a step, in order. Lists are a function of their arguments alone, so no
 /// message is exchanged to agree on them; they equal PyTorch's where PyTorch has one.
 ///
 /// \param schedule  OneFOneB needs one chunk: with more, ranks would wait for each other.

@@ -18,7 +18,7 @@ struct PipelineCosts {
   std::vector<double> weights = {};
 };
 
-/// What became of a step in which each rank obeyed its list.
+/// The outcome of a step in which each rank follows its list.
 struct PipelineRun {
   /// Why the step is not one of this pipeline, or what the ranks wait for; empty if it ended well.
   std::string fault;

@@ -35,7 +35,7 @@ bool read_pipeline_step(std::istream& in, PipelineStepStats& step) {
   return static_cast<bool>(in);
 }
 
-/// What all ranks did in one step.
+/// The times of all ranks in one step.
 struct WholeStep {
   int ranks = 0;
   double busy_ms = 0;

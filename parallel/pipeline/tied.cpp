@@ -19,7 +19,7 @@
 namespace ddp {
 namespace {
 
-/// What a rank says of a tied parameter.
+/// A rank's description of a tied parameter.
 struct TiedText {
   std::string group;  // its name, which all its ranks know it by
   int64_t ranks = 0;  // of the group

@@ -23,7 +23,7 @@ class TiedParameters {
       std::vector<TiedParameter> tied, const std::vector<detail::StageModule>& chunks,
       const PipelineShape& shape, int64_t rank);
 
-  /// What the other ranks have to know of them, as a text.
+  /// The description of them for the other ranks.
   const std::string& text() const { return text_; }
 
   /// Gives all copies the values of the first, and tells `places` of them.
@@ -34,7 +34,7 @@ class TiedParameters {
   void begin(
       const std::vector<std::string>& by_rank, const ProcessGroup& ranks, StageTensors& places);
 
-  /// Those of this rank.
+  /// The tied parameters of this rank.
   std::vector<at::Tensor> parameters() const;
   /// Adds up the copies' gradients of a step.
   ///

@@ -180,7 +180,7 @@ void FlatSegment::write_back() {
   if (mine.scalar_type() == shard_.scalar_type()) {
     shard_.copy_(mine);
   } else {
-    // What was not written keeps the digits that the whole lacks.
+    // Unwritten elements keep the shard's full precision.
     const auto changed = mine.ne(shard_.to(mine.scalar_type()));
     shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard_));
   }

@@ -31,9 +31,9 @@ class FlatSegment {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
   at::IntArrayRef sizes_of(size_t slot) const { return views_[slot].sizes(); }
-  /// Of the shard.
+  /// The dtype of the shard.
   at::ScalarType dtype() const { return shard_.scalar_type(); }
-  /// Of the whole, in bytes.
+  /// The size of an element of the whole, in bytes.
   size_t element_size() const { return whole_.element_size(); }
   /// The elements of a parameter in this rank's shard; possibly none.
   struct Range {
@@ -42,7 +42,8 @@ class FlatSegment {
     int64_t numel = 0;
   };
   const Range& range_of(size_t slot) const { return ranges_[slot]; }
-  /// Of a parameter's piece: as many dimensions as the parameter has, all but the last of size 1.
+  /// The sizes of a parameter's piece: as many dimensions as the parameter has, all but the last of
+  /// size 1.
   std::vector<int64_t> piece_sizes(size_t slot) const;
   /// A parameter's elements of a tensor that lies as the shard does, from its element `begin` on.
   /// No autograd view.

@@ -172,7 +172,7 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
       !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
       on_rank_text(*gather_group_), ". Call forward and backward of a model on one thread.");
   failed_passes_.begin();
-  // What a pass without backward, or one that failed, left is older than the optimizer's step.
+  // Parameters gathered before the last optimizer step are stale.
   for (const auto& unit : units_) {
     if (!unit->stays_whole) unit->reshard();
   }

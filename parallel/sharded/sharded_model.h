@@ -50,10 +50,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<std::shared_ptr<ShardedUnit>>& units() const { return units_; }
   ShardedUnit& unit(size_t index) const { return *units_[index]; }
   int64_t prefetch() const { return prefetch_; }
-  /// Of all parameters.
+  /// The device of all parameters.
   c10::Device device() const;
   const UnitGradients::Groups& reduce_groups() const { return reduce_groups_; }
-  /// Whose buffers all ranks get from rank 0 when the root's gradients are reduced.
+  /// Sets the module whose buffers all ranks get from rank 0 when the root's gradients are reduced.
   void set_root(const std::shared_ptr<torch::nn::Module>& module) { root_ = module; }
   /// Collective: yes. Blocks: host.
   void broadcast_buffers();

@@ -71,7 +71,7 @@ class UnitWalk {
   const ProcessGroup& group_;
 };
 
-/// Of a unit, and the buffers that no unit inside has.
+/// The parameters of a unit, and the buffers that no unit inside has.
 std::vector<at::Tensor> own_tensors(
     const torch::nn::Module& module, const SharedParameters& found) {
   std::vector<at::Tensor> tensors;

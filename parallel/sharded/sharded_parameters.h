@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// What a module that becomes a unit has.
+/// The tensors of a module that becomes a unit.
 struct SharedParameters {
   std::vector<ParameterLayout> own;                              ///< of the unit
   std::vector<std::pair<std::string, FullyShardedBase*>> units;  ///< inside, by their paths

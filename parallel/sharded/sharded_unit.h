@@ -77,18 +77,18 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   std::vector<bool> used_shards() const;
   /// Throws where a backward pass through `nodes` comes to a parameter as a shard.
   void refuse_shards_in(const Nodes& nodes) const;
-  // Of the gradients of parameter i, as UnitGradients counts.
+  // Names parameter i, as UnitGradients counts.
   std::string text_of_parameter(size_t i) const;
 
   bool has_parameters() const { return !segments_.empty(); }
-  /// Of its parameters; where it has none, of the model's.
+  /// The device of its parameters; where it has none, of the model's.
   c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
   /// The program's, which say how the parameters are cut.
   const UnitGradients::Groups& groups() const { return groups_; }
   const ProcessGroup& gather_group() const { return gather_group_; }
 
-  /// Of all units over the same ranks, from 1, the same on all ranks.
+  /// Its number among all units over the same ranks, from 1, the same on all ranks.
   int64_t number() const { return number_; }
 
   size_t index = 0;  // in the model

@@ -102,7 +102,7 @@ class UnitGradients {
     int64_t marker_version = 0;
   };
 
-  /// What a program did to `.grad` since a pass without reduction.
+  /// The program's change of `.grad` since a pass without reduction.
   enum class Since { Same, Cleared, Changed };
   Since since_kept(const Slot& slot) const;
   void begin_slot(Slot& slot);

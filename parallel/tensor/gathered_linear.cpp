@@ -28,7 +28,7 @@ class GatheredLinear : public torch::autograd::Function<GatheredLinear> {
     return at::linear(gather->run(input), weight, bias);
   }
 
-  // Of differentiable operations, so that it has a backward pass, too. In the dtype of the
+  // Uses differentiable operations, so that it has a backward pass, too. In the dtype of the
   // gradient: under autocast forward computed in that one.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto& gradient = gradients[0];

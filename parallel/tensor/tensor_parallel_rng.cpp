@@ -46,7 +46,7 @@ void swap_states(at::Generator one, at::Generator other) {
   other.set_state(state);
 }
 
-// Whose numbers the default generators draw for this thread; null: their own.
+// Active RNG of this thread; null: the default generators.
 thread_local const c10d::ProcessGroup* active_group = nullptr;
 
 }  // namespace

@@ -181,7 +181,7 @@ AutogradHooks::~AutogradHooks() {
 void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    // Of the tensor, so that it comes before hooks of the program, which may throw.
+    // A hook of the tensor comes before hooks of the program, which may throw.
     output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(events_));
   }
 }

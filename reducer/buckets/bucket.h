@@ -27,7 +27,7 @@ class ScaledCopies;
 /// Threads: belongs to the thread that launches or finishes the bucket.
 class Bucket {
  public:
-  /// What pack() sends for a parameter that got no gradient since the last reduced pass.
+  /// The values that pack() sends for a parameter without a gradient since the last reduced pass.
   enum class Unused {
     Save,  // its `.grad`; unpack() restores it if no rank used the parameter
     Zero,  // zeros: this rank has joined and has no input
@@ -63,7 +63,7 @@ class Bucket {
   /// The tensors that collectives send after pack(): the storage, if it is not empty, and then the
   /// gradients that are not packed. As many on every rank.
   std::vector<at::Tensor> wires() const;
-  /// Of a dense bucket's gradients; 0 for a sparse one, whose size changes.
+  /// The size of a dense bucket's gradients; 0 for a sparse one, whose size changes.
   int64_t bytes() const;
   /// Sizes in bytes of the gradients that are not packed.
   std::vector<size_t> direct_sizes() const;
@@ -75,7 +75,7 @@ class Bucket {
   /// Before the memory is freed on a device: the current stream may still read gradients that are
   /// views into it, and need not be the one that the memory was made on.
   void record_use() const;
-  /// Of the memory that it has or will have.
+  /// The size of the memory that it has or will have.
   int64_t storage_bytes() const;
 
   /// Called when this bucket replaces an older one: moves gradients that live in bucket storage

@@ -17,7 +17,7 @@
 namespace ddp {
 namespace {
 
-// What a kernel of a GPU reads and writes at once, where addresses allow it.
+// The bytes that a kernel of a GPU reads and writes at once, where addresses allow it.
 constexpr int64_t kSlotBytes = 16;
 
 FlatLayout layout_of(

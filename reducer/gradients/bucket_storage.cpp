@@ -29,7 +29,7 @@ BucketStorage::BucketStorage(
     const Allocate& allocate, int64_t slot_bytes) {
   const auto numel = numel_of(parameters, slot_bytes);
   all_ = allocate(numel + tail, options);
-  // What is reduced with the gradients must be numbers: NCCL may look for NaN.
+  // Padding is reduced with the gradients, so it must be numbers: NCCL may look for NaN.
   if (numel != numel_of(parameters, /*slot_bytes=*/1)) all_.zero_();
   gradients_ = all_.narrow(0, 0, numel);
   tail_ = all_.narrow(0, numel, tail);

@@ -36,8 +36,8 @@ class BackwardPass {
     std::atomic<uint32_t> pending{0};  // parameters that are not ready
     BucketReduction::InFlight in_flight;
     at::Tensor reduced;  // the reduced gradients, until they are copied out
-    /// Of a model on several devices: the stream of the bucket's device that has its gradients. The
-    /// thread of another device may launch the bucket.
+    /// For a model on several devices: the stream of the bucket's device that has its gradients.
+    /// The thread of another device may launch the bucket.
     std::optional<c10::Stream> stream;
   };
   /// Whether more gradients of the parameter are expected, this one was the last, or it was one too

@@ -14,7 +14,7 @@ class PassObserver {
  public:
   /// A forward pass begins; `number` is the next reduced pass.
   virtual void begin_forward(int64_t number) { (void)number; }
-  /// That pass will have `buckets` buckets.
+  /// The next pass will have `buckets` buckets.
   virtual void armed(size_t buckets) { (void)buckets; }
   virtual void begin_backward() {}
   virtual void bucket_ready(size_t b) { (void)b; }

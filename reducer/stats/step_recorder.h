@@ -34,7 +34,7 @@ class StepRecorder final : public PassObserver {
   StepRecorder(int rank, int64_t every, int64_t more = 0, std::optional<c10::Device> device = {})
       : rank_(rank), every_(every), first_(kFirst + more), device_(device) {}
 
-  /// Of several forwards before a reduced backward, the step begins with the last one.
+  /// The step begins with the last forward before a reduced backward.
   void begin_forward(int64_t step) override;
   /// Drops the sample of the current step, which is captured.
   void skip_step() {

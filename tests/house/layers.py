@@ -104,6 +104,22 @@ def crowded(root):
                 yield f"{folder.relative_to(root)} has {count} files, {MOST_FILES} at most"
 
 
+# A comment that leaves out its subject.
+NO_SUBJECT = re.compile(r"^[ \t]*//+ (What|That|Those|Whose|Who|Of) .*", re.M)
+
+
+def without_subject(root):
+    """Comments of private code that begin with a pronoun in place of what they are about."""
+    for room in ROOMS:
+        for path in sorted((pathlib.Path(root) / room).rglob("*.*")):
+            if path.suffix not in (".h", ".cpp", ".cu") or "include" in path.parts:
+                continue
+            text = path.read_text()
+            for match in NO_SUBJECT.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                yield f"{path.relative_to(root)}:{line}: {match.group().strip()}"
+
+
 # c10d's virtual methods of collectives, as an override begins.
 METHODS = re.compile(
     r"\b(?:broadcast|allreduce\w*|reduce|_?allgather\w*|gather|scatter|_?reduce_scatter\w*|alltoall\w*"

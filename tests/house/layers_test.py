@@ -9,7 +9,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from layers import Comm, crowded, spelled_out  # noqa: E402
+from layers import Comm, crowded, spelled_out, without_subject  # noqa: E402
 
 ROOT = HERE.parents[1]
 CONTRIBUTING = "| folder of `comm` | |\n|---|---|\n| `base` | texts |\n| `store` | keys |\n\nEnd.\n"
@@ -27,6 +27,9 @@ class House(unittest.TestCase):
 
     def test_collectives_have_one_form(self):
         self.assertEqual(list(spelled_out(ROOT)), [])
+
+    def test_private_comments_name_their_subject(self):
+        self.assertEqual(list(without_subject(ROOT)), [])
 
 
 class Check(unittest.TestCase):
@@ -77,6 +80,11 @@ class Check(unittest.TestCase):
     def test_a_backend_that_overrides_a_collective_is_found(self):
         self.write("tests/double.h", "WorkPtr allreduce(\n    Tensors& t, const Options&) override {\n}\n")
         self.assertIn("tests/double.h overrides allreduce()", "\n".join(spelled_out(self.root)))
+
+    def test_a_comment_without_a_subject_is_found(self):
+        self.write("comm/store/store.cpp", "int a;\n\n  /// What a store keeps.\nint b;  // Whatever\n")
+        self.write("comm/include/ddp/store.h", "/// What users read.\n")
+        self.assertEqual(list(without_subject(self.root)), ["comm/store/store.cpp:3: /// What a store keeps."])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ int64_t version_of(const at::Tensor& tensor) {
 
 at::Tensor copy_of(const at::Tensor& tensor) { return tensor.variable_data().clone(); }
 
-// What data() writes has no version. On an accelerator the host would wait for the values.
+// Writes through data() leave no version. On an accelerator the host would wait for the values.
 bool may_compare(const at::Tensor& buffer) {
   return buffer.is_cpu() && buffer.layout() == at::kStrided;
 }

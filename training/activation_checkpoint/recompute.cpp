@@ -303,7 +303,7 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-/// What holds during the call.
+/// The guards of the call.
 struct Recomputation::Scopes {
   Scopes() : number(repeated_call() == 0 ? new_repeated_call() : repeated_call()) {}
   ~Scopes() {

@@ -36,7 +36,7 @@ class CapturedOptimizers {
   void prepare_replay();
 
  private:
-  /// What the steps of an optimizer's group read on the host.
+  /// The numbers that the steps of an optimizer's group read on the host.
   struct Frozen {
     std::vector<std::pair<const char*, double>> numbers;  // with their names in Python
     const void* state;  // of the first parameter that has one: loading replaces all

@@ -38,7 +38,7 @@ class Part {
 
   /// The whole state; its tensors may be the live ones.
   c10::IValue state();
-  /// Of a bulk part: the buffers of a module, else nothing. Of any other part: state().
+  /// For a bulk part: the buffers of a module, else nothing. For any other part: state().
   c10::IValue small_state();
   void load(const c10::IValue& state);
   void load_small(const c10::IValue& state);

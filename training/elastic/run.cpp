@@ -186,7 +186,7 @@ bool Elastic::Impl::enter_next() {
   }
 }
 
-/// What is not known to this process alone is done with the others' help.
+/// Collective part of starting a generation.
 void Elastic::Impl::begin_generation(const GenerationForm& next) {
   take_state(next);
   for (auto& part : parts) part.find_buffers();

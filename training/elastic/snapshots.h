@@ -30,7 +30,7 @@ class Snapshots {
   /// \throws RankLost.
   /// Collective: yes. Blocks: host. Memory: the replicated state, and two ranks' shards.
   void take(const ProcessGroup& group, std::vector<Part>& parts, const Progress& progress);
-  /// Of the last one.
+  /// The steps of the last snapshot.
   int64_t steps() const { return kept_.empty() ? 0 : kept_.back().progress.steps; }
 
   /// Looks for the newest one of which the ranks of another group have all shards.

@@ -50,7 +50,7 @@ class ByteRun {
   int64_t size_ = 0;
 };
 
-/// What one source sends of a run.
+/// One source's part of a run.
 struct Stripe {
   int64_t begin;
   int64_t end;
@@ -116,7 +116,8 @@ std::string names_of(const std::vector<Part>& parts) {
   return joined_by(", ", names);
 }
 
-/// What the ranks tell each other. Of the first source also the state, without the bulk's elements.
+/// A rank's message to the others. The first source's has also the state, without the bulk's
+/// elements.
 struct Told {
   bool needs_state = false;
   std::string names;

@@ -21,7 +21,7 @@ struct Progress {
 /// Gives all ranks of a generation the state of its sources: the small parts to all, the bulk to
 /// those that need it, in stripes, one from each source.
 ///
-/// What is received lies in memory of its own until it is whole, and a rank's parts then change at
+/// A received state lies in memory of its own until it is whole, and a rank's parts then change at
 /// once: where a source is lost meanwhile, the rank still has what it had.
 ///
 /// \param needs_state  whether this rank lacks the sources' step.

@@ -8,7 +8,7 @@
 namespace ddp::optim {
 namespace {
 
-/// What an optimizer keeps on the devices beside its state.
+/// The numbers that an optimizer keeps on the devices apart from its state.
 struct DeviceNumbers {
   detail::StepCounts& counts;
   detail::StepCounts::CountOf count_of;

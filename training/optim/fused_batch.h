@@ -1,5 +1,5 @@
-// What the kernels of fused optimizers take: lists of tensors of one device and dtype, in which the
-// tensors of a parameter lie alike.
+// The arguments of fused optimizers' kernels: lists of tensors of one device and dtype, in which
+// the tensors of a parameter lie alike.
 #pragma once
 
 #include <optional>

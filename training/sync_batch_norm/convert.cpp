@@ -83,7 +83,7 @@ void check_is_not_wrapped(const torch::nn::Module& module, const std::string& na
               : ", a DistributedDataParallel. Convert before it.");
 }
 
-/// What is to be done with the BatchNorms of a module, and with those of its parts at any depth.
+/// The BatchNorms that were found in a module and in its parts at any depth.
 struct Found {
   std::vector<Replacement> replacements;
   std::vector<std::string> members;  // which nothing can replace

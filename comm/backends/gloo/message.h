@@ -31,7 +31,7 @@ at::Tensor empty_packet();
 /// Copies the elements in `packet` to `tensor`, which has the same size.
 void copy_elements(const at::Tensor& packet, const at::Tensor& tensor);
 
-/// What the sender of `packet` described.
+/// The header that the sender of `packet` wrote.
 MessageHeader header_of(const at::Tensor& packet);
 
 }  // namespace ddp::backends

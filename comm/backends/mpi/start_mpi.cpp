@@ -48,7 +48,7 @@ void initialize(bool& initialized_here) {
       to_text(level), ". Call MPI_Init_thread with it, or leave it to ddp.");
 }
 
-/// What this process's launcher says of the number of ranks: a variable and its value. An MPI's own
+/// The launcher's number of ranks: a variable and its value. An MPI's own
 /// comes first, for the other's may be left from a job around this one.
 std::optional<std::pair<std::string, std::string>> ranks_of_launcher() {
   std::vector<const char*> names{"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};

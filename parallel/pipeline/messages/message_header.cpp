@@ -16,7 +16,7 @@ constexpr int64_t kMagic = 0x64647070706c6e31;
 // The numbers before the descriptions of tensors.
 constexpr size_t kFixedWords = 9;
 
-// Of a tensor's first number, bit by bit.
+// Bits of a tensor's first number.
 constexpr int64_t kDefined = 1, kRequiresGrad = 2;
 constexpr int kDtypeShift = 8, kDimsShift = 16;
 constexpr int64_t kDtypeMask = 0xff;

@@ -39,7 +39,7 @@ struct StageMessageHeader {
   std::vector<TensorDescription> tensors = {};
 };
 
-/// Of a header: 256 bytes. What does not fit comes in a second part.
+/// The length of a header: 256 bytes. A longer one continues in a second part.
 constexpr int64_t kHeaderWords = 32;
 
 /// At least kHeaderWords numbers: the header, and after them the second part.

@@ -46,7 +46,7 @@ class StageOutbox {
   void start(Sent& sent, const at::Tensor& bytes) const;
   void drop_arrived();
   void drop_all();
-  /// What the first message that has not arrived is.
+  /// Describes the first message that has not arrived.
   std::string text_of_first();
   /// Waits until the first `count` of all messages have arrived.
   void wait_for(size_t count);

@@ -1,4 +1,4 @@
-// What threads that wait for messages between stages share.
+// State shared by threads that wait for messages between stages.
 #pragma once
 
 #include <condition_variable>

@@ -17,7 +17,7 @@
 
 namespace ddp {
 
-/// What carries the messages of one step() or eval() between the stages.
+/// Carries the messages of one step() or eval() between the stages.
 ///
 /// Messages are bytes, so that each dtype that exists can be sent over each backend: a header and
 /// the bytes of each tensor, under one tag, because those arrive in order.

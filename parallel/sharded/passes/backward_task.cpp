@@ -138,7 +138,7 @@ void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto entry = pass->order.use(use).entry;
   gather_left_out(walk, entry, entry);
-  // What follows was computed before forward, from the parameters as they were then.
+  // The rest was computed before forward, from the parameters as they were then.
   if (use == 0) hide_units();
 }
 
@@ -192,7 +192,7 @@ void BackwardTask::gather_left_out(Walk& walk, int64_t exit, int64_t time) {
     unit.make_whole();
     const auto begin = order.begin_of(left_out);
     if (!model_.keeps_whole(unit, *walk.pass)) unit.needed_since = begin;
-    // What other units did inside of it comes before its end.
+    // Other units' work inside of it comes before its end.
     const auto next_end = is_left() ? order.end_of(walk.gathers[walk.next]) : kBeforeAll;
     mark_done_since(walk, std::max({begin, next_end, time}));
   }

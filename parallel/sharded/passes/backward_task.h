@@ -63,7 +63,7 @@ class BackwardTask {
   void reduce_ready();
   void reduce(ShardedUnit& unit);
   void finish_reduction();
-  /// What an error says for the number of a unit that other ranks reduced; 0: of several.
+  /// Names, for an error, the unit with a number that other ranks reduced; 0: several.
   std::string name_of(int64_t number) const;
   void check_reduced_alike();
   bool accumulates() const;

@@ -42,7 +42,7 @@ std::vector<at::Tensor> pass_through_node(
 
 /// The forward passes in the graphs of `roots`.
 std::vector<std::shared_ptr<ForwardPass>> passes_of(const torch::autograd::edge_list& roots);
-/// Those of `model` in the graphs of tensors.
+/// The forward passes of `model` in the graphs of tensors.
 std::vector<std::shared_ptr<ForwardPass>> passes_of(
     const std::vector<at::Tensor>& tensors, const ShardedModel& model);
 

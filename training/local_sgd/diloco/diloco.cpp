@@ -129,7 +129,7 @@ void check_is_whole(const std::string& name, detail::CheckpointPart& part) {
   }
 }
 
-/// Of at least one float. In a pass that stores nothing: every region waits for it.
+/// Takes at least one float. In a pass that stores nothing: every region waits for it.
 bool is_finite(const at::Tensor& values) {
   const auto [least, largest] = at::aminmax(values);  // both NaN where one value is
   return std::isfinite(least.item<float>()) && std::isfinite(largest.item<float>());
@@ -142,7 +142,7 @@ std::shared_future<at::Tensor> ready(at::Tensor mean) {
   return promise.get_future().share();
 }
 
-/// What `begin` returns on a leader. Its exception comes with the result, for which all ranks of
+/// The result of `begin` on a leader. Its exception comes with the result, for which all ranks of
 /// the region wait.
 template <typename T, typename Begin>
 std::shared_future<T> begun(const Begin& begin) {

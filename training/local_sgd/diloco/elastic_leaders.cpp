@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kTick(200);
 // is done with all others. One that has finished before others waits as they do: a coordinator that
 // was started again goes on once the majority is back.
 constexpr std::chrono::seconds kLeavesWithoutCoordinator(1);
-// Of a state, between two ticks: larger ones where the link takes them in less than a tick.
+// The bytes of a state between two ticks: more where the link takes them in less than a tick.
 constexpr int64_t kFirstPiece = int64_t{4} << 20;
 constexpr int64_t kLargestPiece = int64_t{64} << 20;
 constexpr int kStateTag = 0x4449;
@@ -164,7 +164,7 @@ void ElasticLeaders::begin() {
   met_.set_value();
 }
 
-/// What waits for the thread ends.
+/// Completes all pending promises with `error`.
 void ElasticLeaders::end(const std::exception_ptr& error) {
   std::optional<Wanted> wanted;
   {
@@ -444,7 +444,7 @@ void ElasticLeaders::join() {
   joined_.set_value(*std::exchange(joining_, std::nullopt));
 }
 
-/// That was to be sent, or has come in part.
+/// Drops a state that was to be sent, or has come in part.
 void ElasticLeaders::drop_state() {
   on_its_way_ = {};
   sent_ = 0;

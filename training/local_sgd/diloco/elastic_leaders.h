@@ -21,7 +21,7 @@
 
 namespace ddp {
 
-/// What a region has that another one takes when it joins: all but the parameters.
+/// A region's state that another one takes when it joins: all but the parameters.
 struct OuterState {
   int64_t round = 0;
   at::Tensor outer;
@@ -92,7 +92,7 @@ class ElasticLeaders final : public Leaders {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// What a leader tells in a tick.
+  /// A leader's message in a tick.
   struct Note {
     int64_t is_ready, round, step, fragment;  // of the exchange that it waits for
     int64_t waits_ms;                         // since when
@@ -134,7 +134,7 @@ class ElasticLeaders final : public Leaders {
   Generations generations_;
   bool joins_ = false;  // set before met_
 
-  // Of the thread.
+  // Members of the thread.
   at::Tensor outer_;  // that all begin with; undefined afterwards
   ProcessGroup group_;
   std::vector<int> slots_;

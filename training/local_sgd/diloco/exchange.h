@@ -27,10 +27,10 @@ class Exchange {
       const at::Tensor& values, const ProcessGroup& leaders,
       const std::vector<int64_t>& counted = {}) const;
 
-  /// What a leader sends in one run.
+  /// The bytes that a leader sends in one run.
   int64_t bytes_sent(int64_t elements) const;
 
-  /// What `values` are on the wire, decoded: the same for any number of regions.
+  /// Encodes and decodes `values`: the same for any number of regions.
   static at::Tensor as_sent(Wire wire, const at::Tensor& values);
 
  private:

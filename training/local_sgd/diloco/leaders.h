@@ -27,7 +27,7 @@ class Leaders {
   /// Drops an exchange whose mean is not wanted any more.
   virtual void drop(const std::shared_future<at::Tensor>& mean) noexcept = 0;
 
-  /// What this rank has sent in exchanges.
+  /// The bytes that this rank has sent in exchanges.
   virtual int64_t bytes_sent() const = 0;
   virtual double seconds_sent() const = 0;
 };

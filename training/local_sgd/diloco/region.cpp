@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-/// What a leader says of what it waits for.
+/// The state of a leader's exchange.
 enum Awaited : int64_t { kPending, kReady, kFailed };
 
 // The first problem of the ranks' packed {problem, settings}; "" for none.

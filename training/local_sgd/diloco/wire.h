@@ -17,7 +17,7 @@ int64_t encoded_bytes(Wire wire, int64_t elements);
 /// \return encoded_bytes() bytes, 1-D. The same on every rank and in every build for equal values.
 at::Tensor encode(Wire wire, const at::Tensor& values);
 
-/// What encode() made of `elements` values. A value that was not finite is not finite here.
+/// Decodes `elements` values that encode() made. A value that was not finite is not finite here.
 at::Tensor decode(Wire wire, const at::Tensor& bytes, int64_t elements);
 
 }  // namespace ddp

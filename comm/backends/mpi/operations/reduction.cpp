@@ -210,7 +210,7 @@ class PiecedReduction : public Operation {
   size_t element_ = 1;  // bytes, as all sizes here
   size_t piece_ = 0;
   std::vector<Peer> peers_;
-  // Of this rank's own share:
+  // This rank's own share:
   size_t pieces_ = 0;
   size_t posted_ = 0;  // whose receives are posted
   size_t added_ = 0;

@@ -16,7 +16,7 @@
 namespace ddp::backends::mpi {
 namespace {
 
-/// What a rank says of its tensor before it sends the elements.
+/// Describes a rank's tensor: sent before the elements.
 using Header = std::array<int64_t, 2>;  // sparse dimensions, elements
 
 class SparseReduction : public Operation {

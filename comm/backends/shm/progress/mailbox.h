@@ -93,7 +93,7 @@ class Mailbox {
     int from;
     Envelope envelope;
   };
-  /// What can_progress() compares, without a lock, for each other rank.
+  /// The counts that can_progress() compares, without a lock, for each other rank.
   struct Seen {
     std::atomic<uint64_t> arrived{0};  // of its messages
     std::atomic<uint64_t> read{0};     // of this rank's messages

@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kPollInterval{2};
 constexpr size_t kThreads = 2;
 constexpr unsigned kRoundsPerCheck = ProgressEngine::kCheckPeers / kPollInterval;
 
-/// What a progress thread does now.
+/// The present work of a progress thread.
 struct ThisThread {
   ProgressThreads* owner = nullptr;  // null on other threads
   const ProgressEngine* engine = nullptr;

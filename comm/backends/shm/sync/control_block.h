@@ -65,8 +65,8 @@ struct alignas(64) RankState {
   /// How many reduce steps the rank has finished. It does not access other ranks' memory for those
   /// collectives any more.
   alignas(64) std::atomic<uint64_t> reduced{0};
-  /// Of all reduce steps with several rounds: how many rounds the rank has finished that were not
-  /// the last ones.
+  /// Counts the rounds that the rank has finished, but for the last one, over all reduce steps with
+  /// several rounds.
   std::atomic<uint64_t> rounds{0};
   /// Not kNo once the rank has destroyed or aborted its group. `stopped_at` is the number of
   /// collectives that it had completed; it completes none after those.

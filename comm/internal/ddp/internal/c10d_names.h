@@ -4,7 +4,7 @@
 #include <ddp/collective_backend.h>  // has those of c10d::Backend
 #include <torch/version.h>
 
-// Of c10d::ProcessGroup.
+// Methods of c10d::ProcessGroup.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
 #define DDP_GROUP_ALL_GATHER_SINGLE all_gather_single
 #define DDP_GROUP_REDUCE_SCATTER_SINGLE reduce_scatter_single

@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// What a backend can do beyond c10d's requirements. The defaults suit any backend.
+/// The abilities of a backend beyond c10d's requirements. The defaults suit any backend.
 struct BackendCapabilities {
   /// It supports ReduceOp::AVG for floating-point tensors: one pass over the memory less than
   /// dividing before a sum, and it cannot overflow either.

@@ -1,4 +1,4 @@
-// What concerns the current stream of a device.
+// The current stream of a device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@ namespace ddp {
 /// of its accumulator, which takes whole ones.
 class ShardNodeBase : public torch::autograd::Node {
  public:
-  /// Of the whole parameter.
+  /// The accumulator of the whole parameter.
   virtual NodePtr accumulator() const = 0;
 };
 

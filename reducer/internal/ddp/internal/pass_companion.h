@@ -16,7 +16,7 @@ struct PassTerms {
   std::optional<double> scale = {};
   /// The rank whose order of gradients, and whose companion's data, all ranks take.
   int source = 0;
-  /// Of a pass that this rank joins without one of its own: whether the other ranks add its
+  /// In a pass that this rank joins without one of its own: whether the other ranks add its
   /// averages to those of earlier passes, which `.grad` still holds.
   bool adds = false;
 };

@@ -25,7 +25,7 @@ struct GenerationForm {
   bool is_source() const;
 };
 
-/// What a member has of the state when a generation ends.
+/// The state that a member has when a generation ends.
 struct HeldState {
   enum class Kind { None, Whole, Torn } kind = Kind::None;
   int64_t applied = 0;
@@ -59,7 +59,7 @@ class Generations {
   ///
   /// \throws QuorumLost  if it cannot be reached, or refuses this process.
   int slot() const;
-  /// Of the job, with all its slots.
+  /// The number of ranks of the job, with all its slots.
   int size() const;
   /// Whether others train already.
   bool joins() const;

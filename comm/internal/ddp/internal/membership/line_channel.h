@@ -85,7 +85,7 @@ std::string LineChannel::local_host() const {
   return text;
 }
 
-/// Of a numeric address.
+/// Takes a numeric address.
 inline bool is_loopback_host(const std::string& host) {
   return host.rfind("127.", 0) == 0 || host == "::1";
 }
@@ -117,7 +117,7 @@ void LineChannel::write_ready() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      // What the peer sent before it closed can still be read.
+      // Lines that the peer sent before it closed can still be read.
       unsent_.clear();
     }
   }

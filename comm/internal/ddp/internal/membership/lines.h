@@ -30,7 +30,7 @@ struct Place {
 
 inline bool operator==(const Place& a, const Place& b) { return a.id == b.id && a.slot == b.slot; }
 
-/// What a member has of the state: nothing yet, all of one applied step, or parts of two.
+/// The state that a member has: nothing yet, all of one applied step, or parts of two.
 enum class Holding { None, Whole, Torn };
 
 /// Where a process stands in its job: of itself in Member, of each process in launch::Membership.
