@@ -23,7 +23,7 @@ struct RegisteredBackend {
   std::function<BackendPtr(const Setup&)> make;  // null: no build has it
   // On the ranks of setup.parent that are not in a new group, or alone in it, while the others
   // make() it; null: they have no part in it.
-  void (*sit_out)(const Setup&) = nullptr;
+  void (*participate_as_non_member)(const Setup&) = nullptr;
   std::string why_no_build;    // a sentence, if make is null
   bool is_own = false;         // a program has registered it: getBackendName() may say another name
   bool connects_late = false;  // it uses its store after make(), in the first collective

@@ -317,12 +317,12 @@ void Generations::leave() {
   impl_->link.with([](Member& member, Member::Time) { member.leave(); });
 }
 
-void Generations::hurry(milliseconds limit) {
-  impl_->link.with([&](Member& member, Member::Time) { member.hurry(limit); });
+void Generations::set_coordinator_patience(milliseconds limit) {
+  impl_->link.with([&](Member& member, Member::Time) { member.set_coordinator_patience(limit); });
 }
 
-void Generations::abandon() {
-  impl_->link.with([](Member& member, Member::Time) { member.abandon(); });
+void Generations::disconnect_without_reply() {
+  impl_->link.with([](Member& member, Member::Time) { member.disconnect_without_reply(); });
 }
 
 void Generations::threw(int64_t applied, const std::string& why) {

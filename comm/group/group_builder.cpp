@@ -249,7 +249,7 @@ void sit_out_group(
   std::set<std::string> done;
   for (const auto& [device, backend] : recipe.backends) {
     const auto& description = *backends::find(backend);
-    if (!description.sit_out || !done.insert(backend).second) continue;
+    if (!description.participate_as_non_member || !done.insert(backend).second) continue;
     backends::Setup setup;
     setup.rank = parent->getRank();
     setup.world_size = parent->getSize();
@@ -259,7 +259,7 @@ void sit_out_group(
     setup.parent = parent->getBackend(device_type_of(device));
     setup.device_id = recipe.device_id;
     setup.nccl = recipe.nccl;
-    description.sit_out(setup);
+    description.participate_as_non_member(setup);
   }
 }
 

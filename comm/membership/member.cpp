@@ -51,10 +51,10 @@ void Member::introduce() {
     back.trains = stage_ == Stage::Training || stage_ == Stage::Paused || stage_ == Stage::Done;
     send(back);
   }
-  repeat_what_is_not_in_back();
+  resend_state();
 }
 
-void Member::repeat_what_is_not_in_back() {
+void Member::resend_state() {
   if (stage_ == Stage::Ready) send(Waits{});
   if (stage_ == Stage::Paused) send(Pauses{generation_});
   if (stage_ == Stage::Done) send(Done{});
@@ -130,7 +130,7 @@ void Member::on_time(Time now) {
     connect_again(now);
   }
   if (!connected_ && waits_for_coordinator() && now >= heard_ + longest_wait()) {
-    const bool has_left = hurries_ && stage_ == Stage::Done;
+    const bool has_left = coordinator_patience_ && stage_ == Stage::Done;
     finish(has_left ? Ending::Left : Ending::Failed, 1, "the coordinator cannot be reached");
   }
 }
@@ -144,12 +144,12 @@ Member::Time Member::next_time() const {
 /// A member that trains needs no coordinator, unless it is to leave at once.
 bool Member::waits_for_coordinator() const {
   const bool trains = stage_ == Stage::Training || stage_ == Stage::Preparing;
-  return !trains || (leaves_ && hurries_);
+  return !trains || (leaves_ && coordinator_patience_);
 }
 
 Member::Time Member::longest_wait() const {
   const auto wait = you_ ? Time(you_->wait_ms) : kWait;
-  return hurries_ ? std::min(*hurries_, wait) : wait;
+  return coordinator_patience_ ? std::min(*coordinator_patience_, wait) : wait;
 }
 
 void Member::ready() {
@@ -215,7 +215,7 @@ void Member::done(Time now, int64_t generation) {
   send(Done{});
 }
 
-void Member::abandon() {
+void Member::disconnect_without_reply() {
   if (stage_ != Stage::Over) finish(Ending::Failed, 1, "this process ends");
 }
 

@@ -63,11 +63,11 @@ class Member {
   void pause(Time now, int64_t generation);
   void leave();
   void done(Time now, int64_t generation);
-  /// This process's work is done: from here on a coordinator that cannot be reached is waited for
-  /// so long only. What is Done has left then.
-  void hurry(Time limit) { hurries_ = limit; }
+  /// This process's work is done: from here on it waits at most `limit` for a coordinator that
+  /// cannot be reached. A process that is Done has left then.
+  void set_coordinator_patience(Time limit) { coordinator_patience_ = limit; }
   /// Ends without a word of the coordinator.
-  void abandon();
+  void disconnect_without_reply();
 
   Stage stage() const { return stage_; }
   const std::optional<You>& you() const { return you_; }
@@ -97,7 +97,7 @@ class Member {
   void take(Time now, const Fenced& fenced);
   void take(Time now, const membership::End& end);
   void introduce();
-  void repeat_what_is_not_in_back();
+  void resend_state();
   void connect_again(Time now);
   void finish(Ending how, int code, const std::string& why);
   void send(const MemberMessage& message);
@@ -113,7 +113,7 @@ class Member {
   std::string reached_at_;
   bool change_ = false;
   bool leaves_ = false;
-  std::optional<Time> hurries_;
+  std::optional<Time> coordinator_patience_;
   std::string why_;
   End end_;
   bool connected_ = false;

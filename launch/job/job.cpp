@@ -79,14 +79,14 @@ void Job::on_line(Time now, Client client, const std::string& line) {
   }
   members_.insert(client);
   membership_->on_message(now, client, *message);
-  obey_membership();
+  apply_orders();
 }
 
 void Job::on_closed(Time now, Client client) {
   now_ = now;
   if (members_.erase(client) > 0 && membership_) {
     membership_->on_closed(now, client);
-    return obey_membership();
+    return apply_orders();
   }
   const auto launcher = launchers_.find(client);
   if (launcher == launchers_.end()) return;
@@ -119,7 +119,7 @@ void Job::on_time(Time now) {
   }
   if (!membership_) return;
   membership_->on_time(now);
-  obey_membership();
+  apply_orders();
 }
 
 std::optional<Job::Time> Job::next_time() const {
@@ -261,7 +261,7 @@ void Job::on_member_exited(Time now, Client client, const Exit& exit) {
   const bool as_expected = exit.code == 0 && (!speaks || has_finished);
   const bool established = membership_->established();
   membership_->on_exited(now, exit.rank, exit.pid, exit.how);
-  obey_membership();
+  apply_orders();
   if (state_ == State::Stopping || state_ == State::Over) return;
 
   const bool leaves = leaving_.count(exit.rank) > 0;
@@ -353,7 +353,7 @@ void Job::on_signal(Time now, Client client, int signal) {
       leaving_.insert(rank);
       membership_->on_leave_wanted(now, rank);
     }
-    return obey_membership();
+    return apply_orders();
   }
   if (state_ == State::Joining || state_ == State::Over) return;
   // The failure of an attempt that is being ended came first.
@@ -395,11 +395,11 @@ void Job::finish_if_all_ended() {
   if (state_ == State::Draining || all_came) finish(code_, "");
 }
 
-void Job::obey_membership() {
+void Job::apply_orders() {
   if (!membership_ || state_ == State::Over) return;
   for (const auto& order : membership_->take_orders()) {
     if (const auto* send = std::get_if<Membership::Send>(&order)) {
-      if (std::holds_alternative<membership::Form>(send->message)) send_address(send->to);
+      if (std::holds_alternative<membership::Form>(send->message)) send_reachable_address(send->to);
       wires_.send(send->to, line_of(send->message));
     } else if (const auto* close = std::get_if<Membership::Close>(&order)) {
       members_.erase(close->connection);
@@ -428,7 +428,7 @@ void Job::obey_membership() {
 
 /// Gives a member that reached this process over loopback a routable address of this host: it
 /// would publish 127.0.0.1 as that of its store, and lead each of the others to itself.
-void Job::send_address(Client member) {
+void Job::send_reachable_address(Client member) {
   if (!membership::is_loopback_host(wires_.reached_at(member))) return;
   for (const Client other : members_) {
     const auto host = wires_.reached_at(other);

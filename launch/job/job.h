@@ -96,10 +96,10 @@ class Job {
       int code, const std::string& why, int64_t limit_ms = 0, std::optional<Client> origin = {});
   void finish_if_all_ended();
   void end_those_that_came_late();
-  void obey_membership();
+  void apply_orders();
   void renew(Time now, std::optional<Remembered> remembered = {});
   void count_launchers();
-  void send_address(Client member);
+  void send_reachable_address(Client member);
   int running() const;
   void tell(const std::string& text);
   void send_to_launchers(const std::string& line);

@@ -24,7 +24,7 @@ std::string members_text(const std::vector<Place>& places) {
 }  // namespace
 
 /// Its connection ends, and its process where that can be done.
-void Membership::lose(Time now, Connection connection, const std::string& why) {
+void Membership::drop_member(Time now, Connection connection, const std::string& why) {
   const Peer peer = peers_.at(connection);
   peers_.erase(connection);
   orders_.push_back(Send{connection, Fenced{{why}}});
@@ -150,7 +150,7 @@ void Membership::go_without_sources() {
 }
 
 /// A process that leaves stays for one generation more where no other has the last step.
-/// \return false when all leave and no process is at the door.
+/// \return false when all leave and no process waits to join.
 bool Membership::let_leavers_go(const std::vector<Peer*>& sources) {
   const auto stays = [](const Peer* peer) { return !peer->leaves; };
   const bool can_do_without = std::any_of(sources.begin(), sources.end(), stays);

@@ -134,7 +134,7 @@ void Membership::take(Time now, Peer& peer, const Threw& threw) {
   if (begins && has_not_entered) return finish(1, text);
   if (first_throw_.empty()) first_throw_ = text;
   peer.pid = 0;  // it ends by itself, with its own exit code
-  lose(now, peer.connection, text);
+  drop_member(now, peer.connection, text);
 }
 
 void Membership::take(Time /*now*/, Peer& peer, const Store& store) {
@@ -167,7 +167,7 @@ void Membership::on_closed(Time now, Connection connection) {
   now_ = now;
   const auto peer = peers_.find(connection);
   if (phase_ == Phase::Over || peer == peers_.end()) return;
-  lose(now, connection, str("rank ", peer->second.place.slot, " closed its connection"));
+  drop_member(now, connection, str("rank ", peer->second.place.slot, " closed its connection"));
 }
 
 void Membership::on_exited(Time now, int slot, int pid, const std::string& how) {
@@ -177,7 +177,7 @@ void Membership::on_exited(Time now, int slot, int pid, const std::string& how) 
   for (auto& [connection, peer] : peers_) {
     if (peer.place.slot != slot || peer.pid != pid) continue;
     peer.pid = 0;
-    return lose(now, connection, str("rank ", slot, " ", how));
+    return drop_member(now, connection, str("rank ", slot, " ", how));
   }
   proceed(now);
 }
@@ -209,7 +209,7 @@ void Membership::on_time(Time now) {
   for (const auto& [connection, why] : lost) {
     if (peers_.count(connection) == 0 || phase_ == Phase::Over) continue;
     orders_.push_back(Say{why});
-    lose(now, connection, why);
+    drop_member(now, connection, why);
   }
   for (auto dying = dying_.begin(); dying != dying_.end();) {
     dying = now >= dying->second ? dying_.erase(dying) : std::next(dying);

@@ -160,7 +160,7 @@ class Membership {
   void take_waits(Time now, Peer& peer);
   void take_leaves(Time now, Peer& peer);
   void take_done(Time now, Peer& peer);
-  void lose(Time now, Connection connection, const std::string& why);
+  void drop_member(Time now, Connection connection, const std::string& why);
   void let_go(Connection connection);
   void gather(Time now, const std::string& why);
   void proceed(Time now);

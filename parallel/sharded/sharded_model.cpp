@@ -423,7 +423,7 @@ void ShardedModel::on_entry(const Place& place, ShardedUnit& unit) {
 void ShardedModel::on_exit(const Place& place, ShardedUnit& unit) {
   auto& task = this->task();
   task.watch_end();
-  place.is_recomputed ? task.leave_again(place, unit) : task.leave(place.pass, place.use);
+  place.is_recomputed ? task.on_repeated_exit(place, unit) : task.leave(place.pass, place.use);
 }
 
 void ShardedModel::before_gradient() { task().watch_end(); }

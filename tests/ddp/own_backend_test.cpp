@@ -264,7 +264,7 @@ TEST_CASE("every rank of the parent has a part in making a group", "[own_backend
     }
     return backends::make_gloo(setup);
   };
-  splitting.sit_out = [](const backends::Setup& setup) {
+  splitting.participate_as_non_member = [](const backends::Setup& setup) {
     parts_in_groups[setup.rank].push_back(setup.parent ? "sits out" : "has no parent");
   };
   REQUIRE(backends::add(splitting));

@@ -413,7 +413,7 @@ TEST_CASE("a member whose work is done does not wait long for a lost coordinator
   }
   SECTION("it has left once it is done") {
     member.done(1000ms, 1);
-    member.hurry(1000ms);
+    member.set_coordinator_patience(1000ms);
     member.on_time(9000ms);
     CHECK(member.end().how == Member::Ending::None);  // connected
     member.on_disconnected(9000ms);
@@ -422,7 +422,7 @@ TEST_CASE("a member whose work is done does not wait long for a lost coordinator
     CHECK(member.end().how == Member::Ending::Left);
   }
   SECTION("it fails where a generation ended") {
-    member.hurry(5000ms);
+    member.set_coordinator_patience(5000ms);
     member.on_disconnected(1000ms);
     member.on_time(60000ms);
     CHECK(member.end().how == Member::Ending::None);  // the others train
@@ -434,7 +434,7 @@ TEST_CASE("a member whose work is done does not wait long for a lost coordinator
     CHECK(member.end().why == "the coordinator cannot be reached");
   }
   SECTION("it leaves without it") {
-    member.hurry(1000ms);
+    member.set_coordinator_patience(1000ms);
     member.on_disconnected(1000ms);
     member.leave();
     member.on_time(2000ms);

@@ -252,7 +252,7 @@ bool Elastic::Impl::is_snapshot_due() const {
 
 /// After the parts were cut over the new group, which dropped their state.
 void Elastic::Impl::settle_shards(bool are_kept) {
-  if (are_kept) return snapshots.deal(group, parts);
+  if (are_kept) return snapshots.redistribute_shards(group, parts);
   // At the start there is no state yet.
   if (progress.steps > 0) load_checkpoint(/*has_to=*/true);
 }

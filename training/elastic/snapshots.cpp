@@ -185,7 +185,7 @@ void Snapshots::go_back(std::vector<Part>& parts, Progress& progress) const {
   progress = snapshot.progress;
 }
 
-void Snapshots::deal(const ProcessGroup& group, std::vector<Part>& parts) const {
+void Snapshots::redistribute_shards(const ProcessGroup& group, std::vector<Part>& parts) const {
   for (size_t shard = 0; shard < places_.size(); ++shard) {
     const auto& place = places_[shard];
     std::string text(place.bytes, '\0');

@@ -43,7 +43,7 @@ class Snapshots {
   /// Gives all ranks their elements of its shards, after the parts were cut over the group.
   ///
   /// Collective: yes. Blocks: host. Memory: one shard more.
-  void deal(const ProcessGroup& group, std::vector<Part>& parts) const;
+  void redistribute_shards(const ProcessGroup& group, std::vector<Part>& parts) const;
 
  private:
   struct Snapshot {

@@ -50,7 +50,7 @@ RegisteredBackend describe_nccl() {
     return capabilities;
   };
   nccl.make = make_nccl;
-  nccl.sit_out = sit_out_nccl;
+  nccl.participate_as_non_member = sit_out_nccl;
   nccl.connects_late = true;
   nccl.is_connected = nccl_is_connected;
   nccl.claim = [] { return std::string(registers_memory() ? "DDP_DISABLE_COMM_MEM=0" : ""); };

@@ -83,7 +83,7 @@ BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass)
       walks_.begin(), walks_.end(), [&](const Walk& walk) { return walk.pass == pass; });
   if (at != walks_.end()) return *at;
   // Autograd gets to an earlier forward pass when it has done with the later ones.
-  for (auto& later : walks_) gather_left_out(later, kBeforeAll, kBeforeAll);
+  for (auto& later : walks_) gather_skipped_uses(later, kBeforeAll, kBeforeAll);
   if (walks_.empty()) accumulates_ = accumulates();
   begin_walk(pass);
   return walks_.back();
@@ -126,7 +126,7 @@ std::vector<size_t> BackwardTask::reduction_order() const {
 void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto& order = pass->order;
-  gather_left_out(walk, order.use(use).exit, order.end_of(use));
+  gather_skipped_uses(walk, order.use(use).exit, order.end_of(use));
   auto& unit = model_.unit(order.use(use).unit);
   unit.make_whole();
   if (!model_.keeps_whole(unit, *pass)) unit.needed_since = order.begin_of(use);
@@ -137,7 +137,7 @@ void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
 void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto entry = pass->order.use(use).entry;
-  gather_left_out(walk, entry, entry);
+  gather_skipped_uses(walk, entry, entry);
   // The rest was computed before forward, from the parameters as they were then.
   if (use == 0) hide_units();
 }
@@ -174,7 +174,7 @@ ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {
   return place;
 }
 
-void BackwardTask::leave_again(const ShardedModel::Place& place, ShardedUnit& unit) {
+void BackwardTask::on_repeated_exit(const ShardedModel::Place& place, ShardedUnit& unit) {
   const auto& pass = *place.pass;
   // Where the call uses it once more, ranks that do not compute the call again keep it, too.
   const bool is_needed =
@@ -183,7 +183,7 @@ void BackwardTask::leave_again(const ShardedModel::Place& place, ShardedUnit& un
   if (!is_needed && !unit.stays_whole) unit.release();
 }
 
-void BackwardTask::gather_left_out(Walk& walk, int64_t exit, int64_t time) {
+void BackwardTask::gather_skipped_uses(Walk& walk, int64_t exit, int64_t time) {
   const auto& order = walk.pass->order;
   const auto is_left = [&] { return walk.next < walk.gathers.size(); };
   while (is_left() && order.use(walk.gathers[walk.next]).exit > exit) {
@@ -200,10 +200,10 @@ void BackwardTask::gather_left_out(Walk& walk, int64_t exit, int64_t time) {
 }
 
 void BackwardTask::mark_done_since(Walk& walk, int64_t time) {
-  walk.done_since = std::min(walk.done_since, time);
+  walk.released_since = std::min(walk.released_since, time);
   for (const auto& used : walk.pass->order.units()) {
     auto& unit = model_.unit(used);
-    if (unit.is_whole() && unit.needed_since >= walk.done_since && !unit.stays_whole) {
+    if (unit.is_whole() && unit.needed_since >= walk.released_since && !unit.stays_whole) {
       unit.release();
     }
   }
@@ -237,7 +237,7 @@ void BackwardTask::reduce_ready() {
   for (const auto index : order_) {
     auto& unit = model_.unit(index);
     if (unit.gradients().is_reduced()) continue;
-    const bool is_done = walk.pass->order.first_entry(index) >= walk.done_since;
+    const bool is_done = walk.pass->order.first_entry(index) >= walk.released_since;
     if (!is_done && !unit.gradients().is_complete()) return;
     reduce(unit);
   }
@@ -267,7 +267,7 @@ void BackwardTask::finish_reduction() {
 }
 
 void BackwardTask::finish() {
-  for (auto& walk : walks_) gather_left_out(walk, kBeforeAll, kBeforeAll);
+  for (auto& walk : walks_) gather_skipped_uses(walk, kBeforeAll, kBeforeAll);
   const bool reduces =
       accumulates_ &&
       (walks_.empty() ||

@@ -33,7 +33,7 @@ class BackwardTask {
   /// \param reduces  of the unit, if it is a root.
   ShardedModel::Place enter_again(ShardedUnit& unit, bool reduces);
   /// The gradients of the inputs of a use that was computed again are complete.
-  void leave_again(const ShardedModel::Place& place, ShardedUnit& unit);
+  void on_repeated_exit(const ShardedModel::Place& place, ShardedUnit& unit);
   void on_gradient(ShardedUnit& unit);
 
   /// Gathers and reduces what is left, and adds the gradients to the shards'.
@@ -47,7 +47,7 @@ class BackwardTask {
     std::shared_ptr<ForwardPass> pass;
     std::vector<size_t> gathers;  // uses, in order
     size_t next = 0;
-    int64_t done_since = 0;  // uses entered since are done
+    int64_t released_since = 0;  // uses entered since are done
   };
 
   Walk& walk(const std::shared_ptr<ForwardPass>& pass);
@@ -55,7 +55,7 @@ class BackwardTask {
   /// Gathers the uses that forward left after `exit` and autograd left out.
   ///
   /// \param time  as of mark_done_since(), when it is done with them.
-  void gather_left_out(Walk& walk, int64_t exit, int64_t time);
+  void gather_skipped_uses(Walk& walk, int64_t exit, int64_t time);
   /// Nothing uses what was entered since `time` any more.
   void mark_done_since(Walk& walk, int64_t time);
   void gather_ahead(Walk& walk);

@@ -80,14 +80,14 @@ ElasticLeaders::~ElasticLeaders() {
   lock.unlock();
   changed_.notify_all();
   problem_of([&] {
-    generations_.hurry(kLeavesWithoutCoordinator);
+    generations_.set_coordinator_patience(kLeavesWithoutCoordinator);
     generations_.leave();  // the thread may wait for other regions
   });
   lock.lock();
   const bool has_ended =
       changed_.wait_for(lock, settings_.leaves_within, [this] { return has_ended_; });
   lock.unlock();
-  if (!has_ended) problem_of([&] { generations_.abandon(); });
+  if (!has_ended) problem_of([&] { generations_.disconnect_without_reply(); });
   thread_.join();
 }
 
@@ -464,7 +464,7 @@ void ElasticLeaders::end_with_others(bool has_state) {
       has_state,
       "DiLoCo: expected regions that train, but they ended before this one joined them.");
   generations_.done();
-  generations_.hurry(kLeavesWithoutCoordinator);
+  generations_.set_coordinator_patience(kLeavesWithoutCoordinator);
   is_over_ = generations_.wait_until_all_are_done();
   if (!is_over_) group_ = {};
 }

@@ -95,10 +95,10 @@ class Generations {
   void leave();
   /// This process's work is done: where the coordinator cannot be reached for so long, next()
   /// throws QuorumLost, and wait_until_all_are_done() returns true.
-  void hurry(std::chrono::milliseconds limit);
+  void set_coordinator_patience(std::chrono::milliseconds limit);
   /// Ends this process's part without a word: what waits for other ranks, or for the coordinator,
   /// throws.
-  void abandon();
+  void disconnect_without_reply();
   /// This process leaves because of an exception.
   void threw(int64_t applied, const std::string& why);
 
