@@ -23,6 +23,10 @@ struct ElasticOptions {
   std::string state;        // a file for a coordinator that is started again; empty: none
 };
 
+/// The grace period where the options have none.
+constexpr std::chrono::milliseconds kGraceAfterFailure(3000);
+constexpr std::chrono::milliseconds kGraceAfterSignal(5000);
+
 /// The options of the command line.
 struct LaunchOptions {
   int local_ranks = 1;  // on this host

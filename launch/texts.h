@@ -18,4 +18,9 @@ inline std::string count_of(int n, const std::string& noun) {
   return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
 }
 
+/// "rank 1 (pid 13)".
+inline std::string rank_with_pid(int rank, int pid) {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ")";
+}
+
 }  // namespace ddp::launch

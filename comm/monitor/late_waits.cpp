@@ -18,10 +18,6 @@ constexpr const char* kLooker = "looker";
 // A second, less what two waits of half a second may be early.
 constexpr std::chrono::milliseconds kLookEvery{900};
 
-void set_text(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
 }  // namespace
 
 LateWaits::LateWaits(int rank, int size, std::string address)
@@ -75,7 +71,6 @@ bool LateWaits::is_look_due() {
 void LateWaits::take_over() {
   const std::lock_guard lock(mutex_);
   takes_over_ = true;
-  next_look_ = {};
 }
 
 void LateWaits::make_look_due() {
@@ -154,15 +149,14 @@ std::vector<RankCalls> LateWaits::own_calls() {
 
 void LateWaits::publish(c10d::Store& store) {
   auto report = make_report();
-  const auto calls = own_calls();
-  const auto calls_text = calls.empty() ? "" : to_text(calls);
-  report.calls = calls.empty() ? 0 : fnv1a(calls_text);
+  const auto calls = to_text(own_calls());
+  report.calls = calls.empty() ? 0 : fnv1a(calls);
   auto text = to_text(report);
   if (text != published_) {
     if (report.calls != 0 && report.calls != std::exchange(published_calls_, report.calls)) {
-      set_text(store, calls_key(rank_), calls_text);
+      store.set(calls_key(rank_), calls);
     }
-    set_text(store, report_key(rank_), text);
+    store.set(report_key(rank_), text);
     published_ = std::move(text);
   }
   if (report.where.empty() && looks_for_all_) {

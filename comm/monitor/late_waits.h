@@ -65,7 +65,7 @@ class LateWaits {
 
   /// Whether to call look(). Then returns false for a second.
   bool is_look_due();
-  /// Makes a look due, of which this rank takes the part.
+  /// Has the next look() take the part of looking for all.
   void take_over();
   void make_look_due();
   /// Writes this rank's report, if it changed.

@@ -9,6 +9,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "launch/poll_until.h"
+
 namespace ddp::launch {
 namespace {
 
@@ -150,10 +152,8 @@ void Coordinator::finish_sending() {
       client.channel.exchange();
       client.channel.add_to(waited);
     }
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    if (waited.empty() || left.count() <= 0) return;
-    ::poll(waited.data(), waited.size(), static_cast<int>(left.count()));
+    if (waited.empty() || Clock::now() >= deadline) return;
+    poll_until(waited, deadline);
   }
 }
 

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <ddp/internal/text.h>
 
 #include "launch/output/log_file.h"
+#include "launch/poll_until.h"
 #include "launch/processes/exit_status.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
@@ -25,8 +25,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kGraceAfterFailure(3000);
-constexpr milliseconds kGraceAfterSignal(5000);
 constexpr milliseconds kGraceToLeave(30000);
 constexpr milliseconds kWaitAfterKill(2000);
 constexpr milliseconds kKillAgainEvery(20);
@@ -164,11 +162,7 @@ void HostLoop::wait_for_event() {
   const bool has_deadline = state_ != State::Running && state_ != State::Coordinating;
   if (has_deadline) consider(deadline_);
   if (own_ != nullptr) consider(own_->next_time());
-  milliseconds timeout(-1);
-  if (next) {
-    timeout = std::max(std::chrono::ceil<milliseconds>(*next - Clock::now()), milliseconds(0));
-  }
-  ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
+  poll_until(waited, next);
 }
 
 void HostLoop::handle_signals() {
@@ -184,16 +178,14 @@ void HostLoop::handle_signals() {
 void HostLoop::on_signal(int signal) {
   const bool is_asked_to_end = !is_only_forwarded(signal);
   if (is_asked_to_end) ++signals_taken_;
+  const bool ends = state_ == State::Ending || state_ == State::Killing;
+  if (ends && next_ == Next::StartAgain && is_asked_to_end) job_.send(str("signal ", signal));
+  if (state_ == State::Killing || state_ == State::Done) return;
   if (state_ == State::Ending) {
-    if (next_ == Next::StartAgain && is_asked_to_end) job_.send(str("signal ", signal));
     if (signal != SIGINT) return send_to_ranks(signal);
     output_.say("got SIGINT while ending; killing " + processes_.names());
     return begin_killing();
   }
-  if (state_ == State::Killing && next_ == Next::StartAgain && is_asked_to_end) {
-    job_.send(str("signal ", signal));
-  }
-  if (state_ == State::Killing || state_ == State::Done) return;
 
   const bool may_leave = options_.elastic && state_ == State::Running && job_;
   if (is_asked_to_end) {
@@ -242,7 +234,7 @@ void HostLoop::reap_ended() {
     const bool ends = state_ == State::Ending || state_ == State::Killing;
     const bool asked = was_asked(code);
     if (ends && code != 0 && !asked) {
-      output_.say(str("rank ", rank.rank, " (pid ", rank.pid, ") ", describe_end(status)));
+      output_.say(rank_with_pid(rank.rank, rank.pid) + " " + describe_end(status));
     }
     const auto line =
         str("exited ", rank.rank, " ", rank.pid, " ", code, " ", asked || ends ? 1 : 0, " ",
@@ -264,7 +256,7 @@ bool HostLoop::was_asked(int code) const {
 void HostLoop::check_stops() {
   for (const auto& [rank, signal] : processes_.take_stops()) {
     output_.say(
-        str("rank ", rank.rank, " (pid ", rank.pid, ") was stopped by signal ", signal, " (",
+        str(rank_with_pid(rank.rank, rank.pid), " was stopped by signal ", signal, " (",
             signal_name(signal), ")"));
   }
 }
@@ -442,7 +434,7 @@ void HostLoop::finish_output() {
   while (lifeline_is_open_ && !output_.flushed() && signals_taken_ == signals_before) {
     std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {lifeline_, POLLIN, 0}};
     output_.add_to(waited);
-    ::poll(waited.data(), waited.size(), -1);
+    poll_until(waited);
     handle_signals();
     check_lifeline();
     output_.copy();

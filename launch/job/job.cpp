@@ -18,8 +18,7 @@ using membership::message_of;
 namespace {
 
 constexpr std::chrono::minutes kJoinLimit(5);
-constexpr std::chrono::milliseconds kLongestGrace(5000);  // of a launcher, by default
-constexpr std::chrono::milliseconds kStopLimit(20000);    // after which a launcher counts as lost
+constexpr std::chrono::milliseconds kStopLimit(20000);  // after which a launcher counts as lost
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
 constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
@@ -37,14 +36,14 @@ Job::Job(
       start_(now),
       now_(now) {
   if (hosts_that_agree(options_) > 1 && !options_.elastic) state_ = State::Joining;
-  renew(now, std::move(remembered));
+  renew(std::move(remembered));
   if (membership_) membership_->set_launched(false);
 }
 
 /// A new port, so that connections left over from an earlier attempt cannot reach this one.
-void Job::renew(Time now, std::optional<Remembered> remembered) {
+void Job::renew(std::optional<Remembered> remembered) {
   code_ = 0;
-  if (options_.elastic) membership_.emplace(limits(), now, std::move(remembered));
+  if (options_.elastic) membership_.emplace(limits(), now_, std::move(remembered));
   const bool is_given = !options_.elastic && hosts_that_agree(options_) == 1;
   port_ = is_given && options_.master_port != 0 ? options_.master_port : wires_.new_port();
 }
@@ -65,7 +64,7 @@ MembershipLimits Job::limits() const {
 
 void Job::on_line(Time now, Client client, const std::string& line) {
   now_ = now;
-  if (is_launcher(client)) return take_from_launcher(now, client, line);
+  if (is_launcher(client)) return take_from_launcher(client, line);
   if (first_word(line) == "host") return admit(client, line);
   const auto message = message_of<MemberMessage>(line);
   if (!message || !options_.elastic) return wires_.close(client);
@@ -141,7 +140,7 @@ void Job::admit(Client client, const std::string& line) {
     launchers_[client] = launcher;
     return wires_.send(client, str("finish ", exit_code_.value_or(code_), " 0 "));
   }
-  const auto why = misfit(launcher, elastic, nodes, restarts);
+  const auto why = reason_to_refuse(launcher, elastic, nodes, restarts);
   if (!why.empty()) {
     wires_.send(client, str("finish 1 0 ", why));
     return wires_.close(client);
@@ -162,7 +161,8 @@ void Job::admit(Client client, const std::string& line) {
 }
 
 /// Why a launcher cannot take part; "": it can.
-std::string Job::misfit(const Launcher& launcher, bool elastic, int nodes, int restarts) const {
+std::string Job::reason_to_refuse(
+    const Launcher& launcher, bool elastic, int nodes, int restarts) const {
   if (elastic != options_.elastic.has_value()) {
     return "--elastic: expected it on all hosts, or on none";
   }
@@ -202,7 +202,7 @@ void Job::begin_attempt(Client client) {
   wires_.send(client, str("start ", restarts_, " ", port_));
 }
 
-void Job::take_from_launcher(Time now, Client client, const std::string& line) {
+void Job::take_from_launcher(Client client, const std::string& line) {
   Launcher& launcher = launchers_.at(client);
   InputText words(line);
   std::string word;
@@ -216,25 +216,25 @@ void Job::take_from_launcher(Time now, Client client, const std::string& line) {
   } else if (word == "exited") {
     Exit exit;
     words >> exit.rank >> exit.pid >> exit.code >> exit.asked >> std::ws;
-    if (std::getline(words, exit.how)) on_exited(now, client, exit);
+    if (std::getline(words, exit.how)) on_exited(client, exit);
   } else if (word == "gone") {
     launcher.running.clear();
     launcher.starting = launcher.ending = false;
-    begin_again_if_all_gone(now);
+    begin_again_if_all_gone();
   } else if (word == "signal") {
     int signal = 0;
-    if (words >> signal) on_signal(now, client, signal);
+    if (words >> signal) on_signal(client, signal);
   } else if (word == "bye") {
     launchers_.erase(client);
     count_launchers();
-    begin_again_if_all_gone(now);
+    begin_again_if_all_gone();
     finish_if_all_ended();
   }
 }
 
-std::string Job::Exit::report() const { return str("rank ", rank, " (pid ", pid, ") ", how); }
+std::string Job::Exit::report() const { return rank_with_pid(rank, pid) + " " + how; }
 
-void Job::on_exited(Time now, Client client, const Exit& exit) {
+void Job::on_exited(Client client, const Exit& exit) {
   auto& running = launchers_.at(client).running;
   const auto known = running.find(exit.rank);
   // One that outlived SIGKILL may end when another one has its place. Of an elastic job's host that
@@ -245,7 +245,7 @@ void Job::on_exited(Time now, Client client, const Exit& exit) {
   if (state_ == State::Stopping || state_ == State::Over) {
     if (exit.code != 0 && !exit.asked) wires_.send(client, "say " + exit.report());
   } else if (membership_) {
-    on_member_exited(now, client, exit);
+    on_member_exited(client, exit);
   } else if (exit.code != 0) {
     fail(client, exit);
   } else {
@@ -253,14 +253,14 @@ void Job::on_exited(Time now, Client client, const Exit& exit) {
   }
 }
 
-void Job::on_member_exited(Time now, Client client, const Exit& exit) {
+void Job::on_member_exited(Client client, const Exit& exit) {
   const bool has_finished = membership_->has_finished(exit.rank, exit.pid);
   const bool came_late = state_ == State::Draining && !has_finished;
   if (came_late) return finish_if_all_ended();
   const bool speaks = membership_->generation() > 0;
   const bool as_expected = exit.code == 0 && (!speaks || has_finished);
   const bool established = membership_->established();
-  membership_->on_exited(now, exit.rank, exit.pid, exit.how);
+  membership_->on_exited(now_, exit.rank, exit.pid, exit.how);
   apply_orders();
   if (state_ == State::Stopping || state_ == State::Over) return;
 
@@ -269,13 +269,13 @@ void Job::on_member_exited(Time now, Client client, const Exit& exit) {
     if (code_ == 0) code_ = exit.code;
     tell(exit.report());
   } else if (!as_expected && state_ == State::Training && !leaves) {
-    return established ? replace(now, client, exit) : fail(client, exit);
+    return established ? replace(client, exit) : fail(client, exit);
   }
   finish_if_all_ended();
 }
 
-void Job::replace(Time now, Client client, const Exit& exit) {
-  const bool loops = dies_again_and_again(now, exit.rank);
+void Job::replace(Client client, const Exit& exit) {
+  const bool loops = dies_again_and_again(exit.rank);
   if (!loops && restarts_ < options_.max_restarts) {
     ++restarts_;
     launchers_.at(client).starting = true;
@@ -293,11 +293,11 @@ void Job::replace(Time now, Client client, const Exit& exit) {
                                           " ranks, got ", running(), ", and none can be replaced"));
 }
 
-bool Job::dies_again_and_again(Time now, int rank) {
+bool Job::dies_again_and_again(int rank) {
   auto& deaths = deaths_[rank];
-  deaths.push_back(now);
+  deaths.push_back(now_);
   if (deaths.size() > kDeathsInARow) deaths.erase(deaths.begin());
-  return deaths.size() == kDeathsInARow && now - deaths.front() <= kDeathsWithin;
+  return deaths.size() == kDeathsInARow && now_ - deaths.front() <= kDeathsWithin;
 }
 
 /// A rank failed, and takes the attempt with it.
@@ -311,7 +311,7 @@ void Job::fail(Client client, const Exit& exit) {
 }
 
 void Job::start_all_again(int code) {
-  if (code == 0) code = 1;  // a member's end that nobody expected
+  if (code == 0) code = 1;  // a member left without an error before it was done
   if (lost_launchers_ > 0 || launchers_.empty()) {
     return finish(code, "processes that may still run cannot be started again");
   }
@@ -325,7 +325,7 @@ void Job::start_all_again(int code) {
   membership_.reset();
   wires_.remember({});
   for (const Client member : std::exchange(members_, {})) wires_.close(member);
-  stop_deadline_ = now_ + options_.grace.value_or(kLongestGrace) + kStopLimit;
+  stop_deadline_ = now_ + options_.grace.value_or(kGraceAfterSignal) + kStopLimit;
   for (auto& [client, launcher] : launchers_) {
     launcher.starting = false;
     launcher.ending = true;
@@ -334,24 +334,24 @@ void Job::start_all_again(int code) {
 }
 
 /// Once no launcher has a process any more.
-void Job::begin_again_if_all_gone(Time now) {
+void Job::begin_again_if_all_gone() {
   if (state_ != State::Stopping) return;
   for (const auto& [other, launcher] : launchers_) {
     if (launcher.ending) return;
   }
   if (launchers_.empty()) return finish(1, "no host is left");
   state_ = State::Training;
-  renew(now);
+  renew();
   begin_attempts();
 }
 
 /// SIGTERM asks members that train to leave; everything else ends the job.
-void Job::on_signal(Time now, Client client, int signal) {
+void Job::on_signal(Client client, int signal) {
   const bool trains = state_ == State::Training && membership_ && membership_->established();
   if (signal == SIGTERM && trains) {
     for (const auto& [rank, pid] : launchers_.at(client).running) {
       leaving_.insert(rank);
-      membership_->on_leave_wanted(now, rank);
+      membership_->on_leave_wanted(now_, rank);
     }
     return apply_orders();
   }

@@ -79,16 +79,17 @@ class Job {
   };
 
   void admit(Client client, const std::string& line);
-  std::string misfit(const Launcher& launcher, bool elastic, int nodes, int restarts) const;
-  void take_from_launcher(Time now, Client client, const std::string& line);
-  void on_exited(Time now, Client client, const Exit& exit);
-  void on_member_exited(Time now, Client client, const Exit& exit);
-  void on_signal(Time now, Client client, int signal);
+  std::string reason_to_refuse(
+      const Launcher& launcher, bool elastic, int nodes, int restarts) const;
+  void take_from_launcher(Client client, const std::string& line);
+  void on_exited(Client client, const Exit& exit);
+  void on_member_exited(Client client, const Exit& exit);
+  void on_signal(Client client, int signal);
   void begin_attempts();
   void begin_attempt(Client client);
-  void begin_again_if_all_gone(Time now);
-  void replace(Time now, Client client, const Exit& exit);
-  bool dies_again_and_again(Time now, int rank);
+  void begin_again_if_all_gone();
+  void replace(Client client, const Exit& exit);
+  bool dies_again_and_again(int rank);
   void fail(Client client, const Exit& exit);
   void start_all_again(int code);
   void say_of_another_host(Client origin);
@@ -97,7 +98,7 @@ class Job {
   void finish_if_all_ended();
   void end_those_that_came_late();
   void apply_orders();
-  void renew(Time now, std::optional<Remembered> remembered = {});
+  void renew(std::optional<Remembered> remembered = {});
   void count_launchers();
   void send_reachable_address(Client member);
   int running() const;

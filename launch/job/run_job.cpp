@@ -1,7 +1,5 @@
 #include "launch/job/run_job.h"
 
-#include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <optional>
@@ -9,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include <poll.h>
-
 #include <ddp/internal/membership/address.h>
 #include <ddp/internal/system/host_name.h>
 #include <ddp/internal/system/loopback.h>
 
 #include "launch/job/coordinator.h"
 #include "launch/job/host_loop.h"
+#include "launch/poll_until.h"
 #include "launch/processes/signals.h"
 
 namespace ddp::launch {
@@ -41,13 +38,7 @@ int coordinate(const LaunchOptions& options, int lifeline) {
   while (!coordinator.exit_code()) {
     std::vector<pollfd> waited = {{signals.get(), POLLIN, 0}, {lifeline, POLLIN, 0}};
     coordinator.add_to(waited);
-    int timeout = -1;
-    if (const auto next = coordinator.next_time()) {
-      const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(*next - Coordinator::Clock::now());
-      timeout = std::max(0, static_cast<int>(left.count()));
-    }
-    ::poll(waited.data(), waited.size(), timeout);
+    poll_until(waited, coordinator.next_time());
     while (const auto signal = next_signal(signals.get())) {
       const bool ends = *signal != SIGCHLD && *signal != SIGWINCH && !is_only_forwarded(*signal);
       if (ends) return 128 + *signal;

@@ -193,7 +193,7 @@ void Membership::on_time(Time now) {
   now_ = now;
   std::map<Connection, std::string> lost;
   for (const auto& [connection, peer] : peers_) {
-    const auto rank = str("rank ", peer.place.slot, " (pid ", peer.pid, ")");
+    const auto rank = rank_with_pid(peer.place.slot, peer.pid);
     if (now >= peer.heard + limits_.lost_after) {
       lost[connection] = rank + " is silent for " + seconds_text(limits_.lost_after);
     } else if (peer.stage == Stage::Asked && now >= report_limit(peer)) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "launch/processes/process_tree.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 
@@ -76,8 +77,7 @@ bool RankProcesses::all_are_stopped() const {
 std::string RankProcesses::names() const {
   std::string names;
   for (const Rank& rank : running_) {
-    names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank.rank) + " (pid " +
-             std::to_string(rank.pid) + ")";
+    names += (names.empty() ? "" : ", ") + rank_with_pid(rank.rank, rank.pid);
   }
   return names.empty() ? "the processes that the ranks left behind" : names;
 }

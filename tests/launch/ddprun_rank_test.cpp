@@ -105,7 +105,7 @@ TEST_CASE("jobs at the same time have different ports, one within a job", "[proc
 
 TEST_CASE("ddprun listens on no port, but for members of an elastic job", "[process]") {
   const bool elastic = GENERATE(false, true);
-  // Of the sockets of the process that runs the ranks, those that listen (state 0A).
+  // Finds the listening sockets (state 0A) of the process that runs the ranks.
   const std::string script =
       "for fd in /proc/$PPID/fd/*; do name=$(readlink $fd); inode=${name#socket:[}; "
       "[ \"$inode\" = \"$name\" ] || awk -v inode=${inode%]} "

@@ -1,4 +1,4 @@
-// What a job decides that restarts as a whole: lines in, lines out, without a process.
+// The decisions of a job that restarts as a whole: lines in, lines out, without a process.
 #include "launch/job/job.h"
 
 #include <chrono>
@@ -28,7 +28,7 @@ class Told {
   }
   void lose(int client) { job_.on_closed(now, client); }
   void pass(std::chrono::milliseconds time) { job_.on_time(now += time); }
-  /// What was said to a client since the last call.
+  /// The lines to a client since the last call.
   Lines to(int client) { return std::exchange(lines_[client], {}); }
   std::optional<int> exit_code() const { return job_.exit_code(); }
   std::optional<Job::Time> next_time() const { return job_.next_time(); }

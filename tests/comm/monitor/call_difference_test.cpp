@@ -193,7 +193,7 @@ TEST_CASE("a rank's calls are read as they were written", "[comm]") {
   CHECK((read[0].rank == 3 && read[0].where == calls.where && read[0].calls.end() == 73));
   CHECK((read[0].steps == 12 && read[0].steps_text.rule == "rule" && read[0].list == "dp cpu"));
 
-  // What no rank has written is no call; a part that is whole may count.
+  // A text that no rank has written has no calls; a part that is whole may count.
   const auto packed = ddp::to_text(all);
   for (size_t length = 1; length < packed.size(); ++length) {
     const auto part = ddp::parse_calls(3, packed.substr(0, length));

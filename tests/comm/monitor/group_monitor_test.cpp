@@ -446,7 +446,8 @@ TEST_CASE(
   const int size = GENERATE(2, 8);
   // Five checks of two requests each; a report and the latest calls after two seconds, and a report
   // that clears it; once or twice, which rank looks for all, and once that it does not any more.
-  // That rank reads all reports and what calls have changed. A busy machine may add a check.
+  // The rank that looks for all reads all reports, and the calls that changed. A busy machine may
+  // add a check.
   const auto are_few = [](const Asked& asked) {
     int looking = 0;
     for (size_t rank = 0; rank + 1 < asked.size(); ++rank) {
