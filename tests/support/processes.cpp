@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -67,7 +66,10 @@ std::string new_mark() {
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  // An iterator would throw where a process of /proc ends between opening and reading.
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 
 struct Marked {
