@@ -1,17 +1,15 @@
-# cmake --install: beside the headers and ddprun, which their rooms install, the library, the
-# package that find_package(ddp) finds, and the examples. The package brings LibTorch along by the
-# same DdpTorch.cmake that found it for this build. Nothing that is installed holds a path of the
-# machine that built it.
+# cmake --install: the libraries, the package that find_package(ddp) finds, and the examples; rooms install their
+# headers and programs. The package brings LibTorch along by the same DdpTorch.cmake that found it for this build.
+# Nothing that is installed holds a path of the machine that built it.
 include(CMakePackageConfigHelpers)
 set(ddp_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
 
-get_target_property(ddp_type ddp TYPE)
-if(ddp_type STREQUAL "SHARED_LIBRARY")
+if(BUILD_SHARED_LIBS)
   # An installed libddp.so does not know where LibTorch lies; the program that uses both does. Its
   # DT_RPATH is searched for the libraries that libddp.so needs as well, its DT_RUNPATH is not.
   target_link_options(ddp INTERFACE $<INSTALL_INTERFACE:LINKER:--disable-new-dtags>)
 endif()
-install(TARGETS ddp EXPORT ddpTargets)
+install(TARGETS ddp ddp_core ddp_training ddp_parallel EXPORT ddpTargets)
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
 
 if(DDP_HAS_MPI)

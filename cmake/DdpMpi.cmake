@@ -3,12 +3,11 @@
 # DDP_WITH_MPI: AUTO builds it where CMake finds an MPI, ON fails without one.
 include(${CMAKE_CURRENT_LIST_DIR}/DdpFindMpi.cmake)
 
-get_target_property(ddp_type ddp TYPE)
 set(DDP_HAS_MPI OFF)
 set(ddp_no_mpi "DDP_WITH_MPI is OFF")
 if(NOT DDP_WITH_MPI STREQUAL "OFF")
-  if(ddp_type STREQUAL "SHARED_LIBRARY")
-    set(ddp_no_mpi "libddp.so hides what ddp::mpi is made of: build the static library")
+  if(BUILD_SHARED_LIBS)
+    set(ddp_no_mpi "libddp.so hides what ddp::mpi is made of: build static libraries")
   else()
     ddp_find_mpi(ddp_no_mpi)
   endif()
@@ -43,7 +42,7 @@ add_library(ddp::mpi ALIAS ddp_mpi)
 set_target_properties(ddp_mpi PROPERTIES EXPORT_NAME mpi)
 target_include_directories(ddp_mpi PRIVATE ${PROJECT_SOURCE_DIR}/comm)
 target_link_libraries(ddp_mpi
-  PUBLIC ddp
+  PUBLIC ddp_core
   PRIVATE ddp_mpi_library $<BUILD_INTERFACE:ddp_comm_internal> $<BUILD_INTERFACE:ddp_warnings>)
 target_compile_options(ddp_mpi PRIVATE -ffp-contract=off)
 # Nothing of a program names the file that registers the backend.

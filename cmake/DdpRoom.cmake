@@ -6,9 +6,9 @@ add_custom_target(ddp_rooms)
 
 # ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
 #
-# One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
-# the public headers of the rooms it USES and of no other, so an arrow the wrong way does not
-# compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>; it may have none.
+# One room of the component that is being added (DdpComponents.cmake), called in <name>/CMakeLists.txt: the OBJECT
+# library ddp_room_<name>. It sees the public headers of the rooms it USES and of no other, so an arrow the wrong way
+# does not compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>; it may have none.
 #
 # A room may have <name>/internal/ddp/internal/*.h beside them, included as <ddp/internal/x.h>: for
 # the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Its private
@@ -18,7 +18,13 @@ function(ddp_add_room name)
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "ddp_add_room(${name}): unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
   endif()
-  set(room ddp_${name})
+  foreach(used IN LISTS arg_USES)
+    if(NOT used IN_LIST DDP_ROOMS_SEEN)
+      message(FATAL_ERROR "ddp_add_room(${name}): expected rooms of its component, or of those that this one USES "
+        "(cmake/DdpComponents.cmake), got ${used}")
+    endif()
+  endforeach()
+  set(room ddp_room_${name})
   set(room_dir ${PROJECT_SOURCE_DIR}/${name})
 
   add_library(${room} OBJECT ${arg_SOURCES})
@@ -26,7 +32,7 @@ function(ddp_add_room name)
   target_compile_features(${room} PUBLIC cxx_std_17)
   if(EXISTS ${room_dir}/include)
     target_include_directories(${room} PUBLIC ${room_dir}/include)
-    target_include_directories(ddp INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)
+    target_include_directories(${DDP_LIBRARY} INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)
     if(DDP_INSTALL)
       install(DIRECTORY ${room_dir}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
     endif()
@@ -34,15 +40,15 @@ function(ddp_add_room name)
   target_include_directories(${room} PRIVATE ${room_dir})
   target_include_directories(ddp_internal INTERFACE ${room_dir})
   if(EXISTS ${room_dir}/internal)
-    add_library(${room}_internal INTERFACE)
-    target_include_directories(${room}_internal INTERFACE ${room_dir}/internal)
-    target_link_libraries(${room} PUBLIC ${room}_internal)
-    target_link_libraries(ddp_internal INTERFACE ${room}_internal)
+    add_library(ddp_${name}_internal INTERFACE)
+    target_include_directories(ddp_${name}_internal INTERFACE ${room_dir}/internal)
+    target_link_libraries(${room} PUBLIC ddp_${name}_internal)
+    target_link_libraries(ddp_internal INTERFACE ddp_${name}_internal)
   endif()
-  list(TRANSFORM arg_USES PREPEND ddp_)
+  list(TRANSFORM arg_USES PREPEND ddp_room_)
   target_link_libraries(${room} PUBLIC torch ${arg_USES} PRIVATE $<BUILD_INTERFACE:ddp_warnings>)
   ddp_use_pch(${room} C10D)
 
-  target_sources(ddp PRIVATE $<TARGET_OBJECTS:${room}>)
+  target_sources(${DDP_LIBRARY} PRIVATE $<TARGET_OBJECTS:${room}>)
   add_dependencies(ddp_rooms ${room})
 endfunction()

@@ -112,6 +112,14 @@ Axes DeviceMesh::axes_of(const std::vector<std::string>& dims, const char* call)
 
 ProcessGroup DeviceMesh::group(const std::string& dim) const { return whole_->groups[axis(dim)]; }
 
+DeviceMesh::operator ProcessGroup() const {
+  DDP_CHECK_VALUE(
+      axes_.size() == 1, "DeviceMesh: expected a mesh of one axis in place of a group, got ",
+      axes_.size(), " axes (", joined_by(", ", names()), ") ", whole_->place(),
+      ". Name one, mesh[{\"", names().front(), "\"}], or give flatten()'s group of several.");
+  return whole_->groups[axes_.front()];
+}
+
 int DeviceMesh::rank(const std::string& dim) const {
   return whole_->shape.coordinate_of(whole_->rank)[axis(dim)];
 }

@@ -213,6 +213,12 @@ PipelineStageBase::PipelineStageBase(
   }
 }
 
+PipelineStageBase::PipelineStageBase(
+    std::vector<detail::StageModule> chunks, LossFn loss, const PipelineOptions& options)
+    : PipelineStageBase(
+          std::move(chunks), options.process_group().get()->getRank(),
+          options.process_group().get()->getSize(), std::move(loss), options) {}
+
 PipelineStageBase::~PipelineStageBase() = default;
 
 PipelineResult PipelineStageBase::step(

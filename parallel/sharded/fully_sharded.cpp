@@ -159,6 +159,19 @@ void FullyShardedBase::set_reshard_after_forward(bool reshard_after_forward) {
   unit_->reshard_after_forward = reshard_after_forward;
 }
 
+std::string summary(const FullyShardedStats& stats) {
+  if (stats.units.empty()) return "";
+  UnitStats all;
+  for (const auto& unit : stats.units) {
+    all.gathers += unit.gathers;
+    all.reductions += unit.reductions;
+    all.bytes += unit.bytes;
+  }
+  return ddp::str(
+      stats.units.size(), " units, ", all.gathers, " gathers, ", all.reductions, " reductions, ",
+      mib_text(all.bytes));
+}
+
 FullyShardedStats FullyShardedBase::stats() const {
   FullyShardedStats stats;
   const auto& own = unit_->stats.name;

@@ -44,8 +44,8 @@ list(GET standards 0 oldest_standard)
 list(GET standards -1 newest_standard)
 
 # use_as_consumer(<name> <compiler> <standard> <arguments>...): configures tests/consumer in
-# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks, and with -DOVER_MPI=ON under
-# mpirun. Stores what the first two steps print in `configured` and `built`.
+# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks, with -DOVER_MPI=ON under mpirun, and
+# the programs of the components that -DALONE= names. Stores what the first two steps print in `configured` and `built`.
 function(use_as_consumer name compiler standard)
   run(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/${name}"
     ${settings} "-DCMAKE_CXX_COMPILER=${compiler}" -DCMAKE_CXX_STANDARD=${standard} ${ARGN})
@@ -55,7 +55,10 @@ function(use_as_consumer name compiler standard)
   run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK_DIR}/${name}" -C "${CONFIG}" --output-on-failure)
   set(tests 2)
   if("${ARGN}" MATCHES "-DOVER_MPI=ON")
-    set(tests 3)
+    math(EXPR tests "${tests} + 1")
+  endif()
+  if("${ARGN}" MATCHES "-DALONE=training")
+    math(EXPR tests "${tests} + 2")
   endif()
   if(NOT output MATCHES "tests passed, 0 tests failed out of ${tests}\n")
     message(FATAL_ERROR "${name}: expected its ${tests} tests to pass, got:\n${output}")

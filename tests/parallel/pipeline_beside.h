@@ -34,7 +34,7 @@ struct Beside {
       : self(self),
         whole(self.size * plan.chunks),
         pipeline(
-            layers(self, plan.chunks), self.rank, self.size, pipeline_loss,
+            layers(self, plan.chunks), pipeline_loss,
             options_of(self, plan.schedule, plan.microbatches)),
         whole_optimizer(pipeline_optimizer(whole.parameters())),
         optimizer(pipeline_optimizer(pipeline.parameters())) {}

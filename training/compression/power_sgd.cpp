@@ -18,6 +18,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/text.h>
 
 #include "bucket_states.h"
 #include "finite.h"
@@ -414,6 +415,11 @@ PowerSGD::PowerSGD(const PowerSGDOptions& options, const GroupArg& group) {
 
 PowerSGD::operator CommHook() const {
   return [impl = impl_](GradBucket& bucket) { return impl->reduce(bucket); };
+}
+
+std::string summary(const CompressionStats& stats) {
+  return ddp::str(
+      stats.numel_before, " elements compressed to ", stats.numel_after, ", rate ", stats.rate());
 }
 
 CompressionStats PowerSGD::stats() const { return impl_->stats(); }

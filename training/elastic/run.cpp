@@ -51,7 +51,7 @@ int slot_of_environment() {
 
 // Generations have CPU tensors only.
 ProcessGroupOptions checked_group(const ElasticOptions& options) {
-  auto group = options.group();
+  auto group = options.group_options();
   const auto& backend = group.backend();
   DDP_CHECK_VALUE(
       backend.find("nccl") == std::string::npos,
@@ -74,8 +74,8 @@ Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
   interrupted = Clock::now();
   if (coordinator.empty()) {
     set_group(
-        options.sets_default_group() ? init_process_group(options.group())
-                                     : make_process_group(options.group()));
+        options.sets_default_group() ? init_process_group(options.group_options())
+                                     : make_process_group(options.group_options()));
     generation.rank = generation.slot = group->getRank();
     generation.size = group->getSize();
     has_state = true;

@@ -1,5 +1,7 @@
 #include <ddp/save_on_host.h>
 
+#include <ddp/internal/text.h>
+
 #include "saved_tensors/host_copy.h"
 #include "saved_tensors/saved_tensor_hooks.h"
 
@@ -31,5 +33,10 @@ save_on_host::save_on_host() : impl_(std::make_unique<Impl>()) {}
 save_on_host::~save_on_host() = default;
 
 save_on_host::Stats save_on_host::stats() const { return impl_->stats; }
+
+std::string summary(const save_on_host::Stats& stats) {
+  return ddp::str(
+      stats.copied, " tensors copied, ", mib_text(stats.bytes), ", ", stats.kept, " kept");
+}
 
 }  // namespace ddp

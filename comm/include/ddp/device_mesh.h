@@ -34,6 +34,11 @@ class DDP_API DeviceMesh {
   ///
   /// \throws c10::ValueError  if the mesh has no such axis.
   ProcessGroup group(const std::string& dim) const;
+  /// The group of a mesh of one axis, wherever a group is taken:
+  /// `DistributedDataParallelOptions().process_group(mesh[{"dp"}])`.
+  ///
+  /// \throws c10::ValueError  for a mesh of several axes, and names flatten().
+  operator ProcessGroup() const;  // NOLINT: implicit
   /// This rank's coordinate on that axis, which is its rank in group(dim).
   int rank(const std::string& dim) const;
   /// How many ranks the axis has.

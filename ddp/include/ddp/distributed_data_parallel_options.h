@@ -4,6 +4,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -99,6 +100,12 @@ struct DistributedDataParallelOptions {
   /// Full names of parameters and buffers ("block.0.weight") that are neither compared, broadcast
   /// nor averaged: each rank keeps its own. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
+
+ public:
+  /// FullyShardedOptions' name of parameters_to_ignore.
+  DistributedDataParallelOptions& ignored_parameters(std::vector<std::string> names) {
+    return parameters_to_ignore(std::move(names));
+  }
   /// Parameters, forward and the average in 16 bits, with float32 for the optimizer. Ignored
   /// parameters and buffers keep their dtype. Default: everything in the module's own dtypes
   TORCH_ARG(MixedPrecision, mixed_precision) = {};

@@ -17,6 +17,7 @@
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/export.h>
+#include <ddp/mixed_precision.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
@@ -36,11 +37,18 @@ namespace ddp {
 /// The dtypes of a unit's computation and communication. A rank's shards, which the optimizer
 /// steps, keep the module's own.
 struct MixedPrecisionPolicy {
+  MixedPrecisionPolicy() = default;
+  /// The dtypes of a DistributedDataParallel, whose reduce_dtype is param_dtype where it is unset.
+  MixedPrecisionPolicy(const MixedPrecision& dtypes)  // NOLINT: implicit
+      : param_dtype_(dtypes.param_dtype()),
+        reduce_dtype_(dtypes.reduce_dtype() ? dtypes.reduce_dtype() : dtypes.param_dtype()),
+        buffer_dtype_(dtypes.buffer_dtype()) {}
+
   /// Of parameters in forward and backward, and in their gathers. Default: their own
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = {};
   /// In which gradients are summed over the ranks. Default: the module's own dtype
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = {};
-  /// Of floating outputs of forward. Default: as they come
+  /// Dtype to which floating outputs of forward are cast. Default: no cast
   TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = {};
   /// Of floating buffers, once, at construction. Default: their own
   TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = {};
@@ -70,6 +78,16 @@ struct FullyShardedOptions {
   /// Names in the module ("head.bias") of parameters that stay whole on every rank, and whose
   /// gradients are not averaged. Default: none
   TORCH_ARG(std::vector<std::string>, ignored_parameters) = {};
+
+ public:
+  /// DistributedDataParallelOptions' name of ignored_parameters.
+  FullyShardedOptions& parameters_to_ignore(std::vector<std::string> names) {
+    return ignored_parameters(std::move(names));
+  }
+  /// DistributedDataParallelOptions' name of mp_policy.
+  FullyShardedOptions& mixed_precision(MixedPrecisionPolicy policy) {
+    return mp_policy(std::move(policy));
+  }
 };
 
 /// What one unit did since it was made.
@@ -84,6 +102,9 @@ struct UnitStats {
 struct FullyShardedStats {
   std::vector<UnitStats> units;  ///< the root first
 };
+
+/// One line of text: units, gathers, reductions and MiB; "" when there are no units.
+DDP_API std::string summary(const FullyShardedStats& stats);
 
 class ShardedModel;
 class ShardedUnit;

@@ -134,6 +134,9 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   PipelineStageBase(
       std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
       const PipelineOptions& options);
+  /// The same with this rank's place in the options' group.
+  PipelineStageBase(
+      std::vector<detail::StageModule> chunks, LossFn loss, const PipelineOptions& options);
 
  private:
   std::shared_ptr<PipelineRunner> runner_;  // a step keeps it, which may destroy this
@@ -146,7 +149,7 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
 /// Stage layers(config, mesh.rank("pp"));     // this stage's; names say their place in the model
 /// ddp::DistributedDataParallel model(
 ///     layers, ddp::DistributedDataParallelOptions().process_group(mesh.group("dp")));
-/// ddp::PipelineStage pipeline(model, mesh.rank("pp"), pp, loss,
+/// ddp::PipelineStage pipeline(model, loss,
 ///     ddp::PipelineOptions().process_group(mesh.group("pp")).microbatches(8));
 /// torch::optim::AdamW optimizer(pipeline.parameters(), 3e-4);
 /// for (auto& batch : loader) {
@@ -178,14 +181,24 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
 template <typename M>
 class PipelineStage : public PipelineStageBase {
  public:
+  /// \param module  the layers of the stage that is this process's rank in the options' group.
+  /// \param loss  may be empty on stages other than the last.
+  PipelineStage(M module, LossFn loss, const PipelineOptions& options = {})
+      : PipelineStageBase({detail::make_stage_module(module)}, std::move(loss), options),
+        chunks_{std::move(module)} {}
+  /// \param chunks  chunk c has the layers of stage c * ranks + rank; as many on every rank.
+  PipelineStage(std::vector<M> chunks, LossFn loss, const PipelineOptions& options = {})
+      : PipelineStageBase(erased(chunks), std::move(loss), options), chunks_(std::move(chunks)) {}
+
+  /// As Python's: checks that the group has the stage that the program means.
+  ///
   /// \param module  the layers of stage `index` of `stages`.
   /// \param index  this process's rank in the group.
-  /// \param loss  may be empty on stages other than the last.
   PipelineStage(M module, int index, int stages, LossFn loss, const PipelineOptions& options = {})
       : PipelineStageBase(
             {detail::make_stage_module(module)}, index, stages, std::move(loss), options),
         chunks_{std::move(module)} {}
-  /// \param chunks  chunk c has the layers of stage c * ranks + index; as many on every rank.
+  /// The same for chunks.
   PipelineStage(
       std::vector<M> chunks, int index, int ranks, LossFn loss, const PipelineOptions& options = {})
       : PipelineStageBase(erased(chunks), index, ranks, std::move(loss), options),
@@ -203,6 +216,18 @@ class PipelineStage : public PipelineStageBase {
 
   std::vector<M> chunks_;
 };
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(M, LossFn) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(M, LossFn, PipelineOptions) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(std::vector<M>, LossFn) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(std::vector<M>, LossFn, PipelineOptions) -> PipelineStage<M>;
 /// Lets the compiler find M.
 template <typename M>
 PipelineStage(M, int, int, LossFn) -> PipelineStage<M>;

@@ -56,6 +56,24 @@ TEST_CASE("each axis of a mesh has its groups", "[comm][mesh][ranks][many]") {
   }
 }
 
+TEST_CASE("a mesh of one axis is its group", "[comm][mesh][ranks][errors]") {
+  const auto faults = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
+    const auto mesh = mesh_of(self, {1, 2});
+    if (sum_of_ranks(mesh[{"tp"}], self.rank) != 1) return "sum";
+    if (ddp::GroupArg(mesh[{"tp"}]).get() != mesh.group("tp")) return "group";
+    return error_of([&] { ddp::barrier(mesh); });
+  });
+  for (size_t rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(
+        faults[rank], Contains(
+                          "DeviceMesh: expected a mesh of one axis in place of a group, got 2 axes "
+                          "(dp, tp) on rank " +
+                          std::to_string(rank) +
+                          " of 2. Name one, mesh[{\"dp\"}], or give "
+                          "flatten()'s group of several."));
+  }
+}
+
 TEST_CASE("meshes of some axes share groups", "[comm][mesh][ranks]") {
   const auto faults = run_ranks<std::string>(4, [](const Rank& self) -> std::string {
     const auto mesh = mesh_of(self, {2, 1, 2});

@@ -167,8 +167,8 @@ class Pipeline : public Training {
     };
     const auto& pp = run_.pp;
     if (wrapped.size() == 1) {
-      trace.say("PipelineStage model(wrapped[0], pp.rank, pp.size, loss, stage_options);");
-      pipeline_ = std::make_unique<PipelineStage<M>>(wrapped[0], pp.rank, pp.size, loss, options_);
+      trace.say("PipelineStage model(wrapped[0], loss, stage_options);");
+      pipeline_ = std::make_unique<PipelineStage<M>>(wrapped[0], loss, options_);
     } else {
       trace.say("PipelineStage model(wrapped, pp.rank, pp.size, loss, stage_options);");
       pipeline_ = std::make_unique<PipelineStage<M>>(wrapped, pp.rank, pp.size, loss, options_);

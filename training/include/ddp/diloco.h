@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -62,7 +63,13 @@ struct DiLoCoOptions {
   /// may leave and join, "HOST:PORT/TOKEN", as `ddprun --coordinate` prints it. Default: none
   TORCH_ARG(std::string, coordinator) = "";
   /// With `coordinator`, backend and timeout of the leaders' groups. Default: "gloo"
-  TORCH_ARG(ProcessGroupOptions, group) = ProcessGroupOptions().backend("gloo");
+  TORCH_ARG(ProcessGroupOptions, group_options) = ProcessGroupOptions().backend("gloo");
+
+ public:
+  /// An older name of group_options.
+  DiLoCoOptions& group(ProcessGroupOptions options) { return group_options(std::move(options)); }
+  /// As group_options().
+  const ProcessGroupOptions& group() const { return group_options_; }
   /// The ranks of this region. Default: none, a region is one rank
   TORCH_ARG(ProcessGroup, local) = {};
 };
@@ -79,6 +86,9 @@ struct DiLoCoStats {
   /// on leaders.
   std::vector<int64_t> regions;
 };
+
+/// One line of text: regions, MiB sent, and the seconds that this rank sent and waited.
+DDP_API std::string summary(const DiLoCoStats& stats);
 
 /// Trains regions together over a slow link: a region's ranks average gradients in every step, as
 /// with DistributedDataParallel over `local`; once in `sync_every` steps the regions exchange how

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/checkpointer.h>
@@ -21,7 +22,13 @@ namespace ddp {
 struct ElasticOptions {
   /// Backend and timeout of each generation's group. The backend must carry CPU tensors: "shm" or
   /// "gloo". Default: shm
-  TORCH_ARG(ProcessGroupOptions, group) = {};
+  TORCH_ARG(ProcessGroupOptions, group_options) = {};
+
+ public:
+  /// An older name of group_options.
+  ElasticOptions& group(ProcessGroupOptions options) { return group_options(std::move(options)); }
+  /// As group_options().
+  const ProcessGroupOptions& group() const { return group_options_; }
   /// The job's coordinator, "HOST:PORT/TOKEN". Default: DDP_COORDINATOR, which `ddprun --elastic`
   /// sets; without it the world is fixed, and a failure ends the program
   TORCH_ARG(std::string, coordinator) = "";

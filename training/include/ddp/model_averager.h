@@ -32,6 +32,8 @@ class DDP_API ModelAverager {
 
   /// How many steps were counted.
   int64_t step() const { return step_; }
+  /// As Elastic names it: step().
+  int64_t steps() const { return step_; }
   /// Sets the count, as when training is resumed.
   void set_step(int64_t step);
 

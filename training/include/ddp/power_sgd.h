@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include <ddp/comm_hooks.h>
 #include <ddp/export.h>
@@ -43,6 +44,9 @@ struct CompressionStats {
                            : 0.0;
   }
 };
+
+/// One line of text: elements before and after, and their rate.
+DDP_API std::string summary(const CompressionStats& stats);
 
 /// Averages a low-rank approximation of every gradient in place of the gradient (Vogels et al.,
 /// "PowerSGD", 2019, https://arxiv.org/abs/1905.13727), with the random numbers of Python's

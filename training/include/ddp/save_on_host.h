@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include <ddp/export.h>
 
@@ -54,5 +55,8 @@ class DDP_API [[nodiscard]] save_on_host {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// One line of text: tensors and MiB that were copied, and tensors that stayed.
+DDP_API std::string summary(const save_on_host::Stats& stats);
 
 }  // namespace ddp

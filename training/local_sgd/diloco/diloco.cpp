@@ -333,7 +333,7 @@ class DiLoCo::Impl {
     for (int64_t f = 0; f < fragments_.count(); ++f) sizes.push_back(fragments_.size(f));
     auto elastic = std::make_unique<ElasticLeaders>(
         ElasticLeaders::Settings{
-            options_.coordinator(), options_.group(), options_.wire(), settings, sizes},
+            options_.coordinator(), options_.group_options(), options_.wire(), settings, sizes},
         outer_);
     elastic_ = elastic.get();
     leaders_ = std::move(elastic);
@@ -447,6 +447,12 @@ DiLoCo::DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options)
 DiLoCo::~DiLoCo() = default;
 
 int64_t DiLoCo::round() const { return impl_->rounds(); }
+
+std::string summary(const DiLoCoStats& stats) {
+  return ddp::str(
+      stats.regions.size(), " regions, ", mib_text(stats.bytes_sent), " sent in ",
+      stats.seconds_sent, " s, ", stats.seconds_waited, " s waited");
+}
 
 DiLoCoStats DiLoCo::stats() const { return impl_->stats(); }
 

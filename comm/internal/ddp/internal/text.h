@@ -2,6 +2,8 @@
 // format numbers by std::locale::global, with which a program may group digits: 2.000.
 #pragma once
 
+#include <cstdint>
+#include <iomanip>
 #include <locale>
 #include <sstream>
 #include <string>
@@ -37,6 +39,13 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   InputText input(text);
   for (std::string line; std::getline(input, line);) lines.push_back(line);
   return lines;
+}
+
+/// A number of bytes: "2.5 MiB".
+inline std::string mib_text(int64_t bytes) {
+  OutputText text;
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  return text.str();
 }
 
 /// The values with `separator` between them.

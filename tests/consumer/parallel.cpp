@@ -1,0 +1,17 @@
+// A step of a fully sharded model, by ddp::parallel, which brings ddp::core along.
+#include <ddp/collectives.h>
+#include <ddp/fully_sharded.h>
+
+#include <iostream>
+
+int main() {
+  ddp::init_process_group();
+  torch::nn::Linear linear(4, 2);
+  ddp::FullyShardedDataParallel model(linear);
+  torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.1);
+  model->forward(torch::ones({2, 4})).sum().backward();
+  optimizer.step();
+  const double ranks = ddp::sum(1);
+  ddp::destroy_process_group();
+  std::cout << "parallel: ok on " << ranks << " rank(s)\n";
+}
