@@ -13,13 +13,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include "backends/gpu_assignment.h"
-#include "backends/nccl/nccl_options.h"
+#include "backends/local_backend.h"
+#include "backends/nccl/nccl.h"
 #include "backends/registry.h"
-#include "backends/single_rank_backend.h"
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"

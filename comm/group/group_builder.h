@@ -7,12 +7,12 @@
 
 #include "base/deadline.h"
 #include "base/environment.h"
-#include "group/group_recipe.h"
 #include "store/bounded_store.h"
 
 namespace ddp {
 
 struct GenerationOfJob;
+struct GroupRecipe;
 
 /// Connects to all ranks and makes the group: init_process_group without the default group.
 ProcessGroup build_group(const ProcessGroupOptions& options);

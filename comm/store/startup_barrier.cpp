@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 #include "store/bounded_store.h"

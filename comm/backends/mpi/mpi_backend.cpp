@@ -10,9 +10,7 @@
 #include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
-#include "backends/mpi/operations/messages.h"
-#include "backends/mpi/operations/reduction.h"
-#include "backends/mpi/operations/sparse_reduction.h"
+#include "backends/mpi/operations/operation.h"
 #include "backends/shm/backend/reduce.h"
 #include "backends/shm/memory/tensors.h"
 #include "calls/collective_call.h"

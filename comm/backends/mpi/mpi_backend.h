@@ -13,7 +13,7 @@
 
 #include "backends/mpi/channel.h"
 #include "backends/mpi/mpi_thread.h"
-#include "backends/mpi/operations/exchange.h"
+#include "backends/mpi/operations/operation.h"
 
 namespace ddp::backends::mpi {
 

@@ -8,8 +8,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/system/start_thread.h>
+#include <ddp/internal/system/process.h>
 #include <ddp/internal/text.h>
 
 #include "backends/mpi/channel.h"

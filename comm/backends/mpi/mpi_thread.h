@@ -12,10 +12,9 @@
 #include <type_traits>
 #include <vector>
 
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 #include "backends/mpi/operations/operation.h"
-#include "backends/mpi/operations/scratch.h"
 #include "base/deadline.h"
 
 namespace ddp::backends::mpi {
@@ -80,8 +79,6 @@ class MpiThread {
   /// ends them.
   void finish() noexcept;
 
-  ScratchPool& scratch() { return scratch_; }
-
  private:
   MpiThread() = default;
 
@@ -113,7 +110,6 @@ class MpiThread {
   std::vector<OperationPtr> active_;
   int connected_ = 0;                   // groups, whose communicators are not free
   MPI_Comm all_ranks_ = MPI_COMM_NULL;  // World::communicator
-  ScratchPool scratch_;
   TimePoint last_moved_{};
   TimePoint yields_from_{};  // naps until then
 };

@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/exchange.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <algorithm>
 #include <deque>
@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backends/mpi/channel.h"
+#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/messages.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/sparse_reduction.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <array>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <ddp/internal/check.h>
 
 #include "backends/mpi/channel.h"
+#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {

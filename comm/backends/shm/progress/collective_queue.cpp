@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 
 #include "base/deadline.h"
 

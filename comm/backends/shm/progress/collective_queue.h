@@ -15,7 +15,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../sync/agreement.h"
 #include "../sync/control_block.h"
 
 namespace ddp::backends::shm {

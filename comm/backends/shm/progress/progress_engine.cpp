@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
 #include "base/deadline.h"

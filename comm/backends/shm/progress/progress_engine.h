@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 #include "../memory/arena.h"
 #include "collective_queue.h"
