@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "backends/mpi/channel.h"
-#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {

@@ -7,7 +7,6 @@
 #include "backends/message_check.h"
 #include "backends/mpi/channel.h"
 #include "backends/mpi/mpi_thread.h"
-#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "backends/mpi/channel.h"
-#include "backends/mpi/operations/transfers.h"
 #include "backends/shm/backend/reduce.h"
 
 namespace ddp::backends::mpi {

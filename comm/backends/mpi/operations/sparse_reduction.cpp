@@ -12,7 +12,6 @@
 #include <ddp/internal/check.h>
 
 #include "backends/mpi/channel.h"
-#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {
