@@ -1,8 +1,5 @@
 #include "backends/local_backend.h"
 
-#include <utility>
-#include <vector>
-
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ddp/internal/check.h>
 

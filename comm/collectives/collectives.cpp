@@ -1,7 +1,5 @@
 #include <ddp/collectives.h>
 
-#include <algorithm>
-
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>

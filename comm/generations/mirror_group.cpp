@@ -2,7 +2,6 @@
 #include <memory>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ddp/elastic_errors.h>

@@ -183,10 +183,6 @@ int local_rank_of(const Environment& environment, int world_size) {
   return 0;
 }
 
-std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
-  return group.getBackend(device)->getBackendName();
-}
-
 ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline, const BoundedStorePtr& store, int rank,
     const std::string& name, const std::string& key, const ProcessGroup& parent,

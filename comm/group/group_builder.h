@@ -39,11 +39,6 @@ void sit_out_group(
     const GroupRecipe& recipe, const Deadline& deadline, const std::string& name,
     const ProcessGroup& parent);
 
-/// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
-///
-/// \throws c10::Error  when there is none.
-std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device);
-
 /// This process's number on its host; 0 in a world of one that no launcher started.
 ///
 /// \throws c10::Error  naming the variables, if none is set and there are several ranks.

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <utility>
 
-#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>

@@ -11,7 +11,6 @@
 
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/system/process.h>
-#include <ddp/internal/text.h>
 
 namespace ddp::membership {
 namespace {

@@ -9,7 +9,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/system/process.h>
-#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {

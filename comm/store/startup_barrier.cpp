@@ -1,9 +1,7 @@
 #include "store/startup_barrier.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iomanip>
-#include <memory>
 #include <optional>
 #include <random>
 #include <thread>

@@ -1,13 +1,10 @@
 #include "backends/mpi/mpi_backend.h"
 
-#include <algorithm>
 #include <utility>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
 #include "backends/mpi/operations/operation.h"

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include <c10/util/FunctionRef.h>
 #include <ddp/collective_backend.h>

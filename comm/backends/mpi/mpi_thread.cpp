@@ -9,7 +9,6 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/system/process.h>
-#include <ddp/internal/text.h>
 
 #include "backends/mpi/channel.h"
 #include "backends/mpi/start_mpi.h"

@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <ddp/internal/check.h>

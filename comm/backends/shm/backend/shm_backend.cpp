@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ddp/internal/check.h>
 

@@ -205,8 +205,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   /// How many collectives this rank has announced.
   uint64_t announced() const { return monitor_.own_state().announced.load(); }
-  /// This rank's place among those of the host, and a rank's number in the group by its place.
-  int own_place() const { return monitor_.own_place(); }
+  /// A rank's number in the group, by its place among those of the host.
   int rank_at(int place) const { return monitor_.rank_at(place); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
