@@ -29,15 +29,12 @@ add_library(ddp_mpi STATIC
   ${mpi_dir}/mpi_backend.cpp
   ${mpi_dir}/mpi_calls.cpp
   ${mpi_dir}/mpi_thread.cpp
-  ${mpi_dir}/mpi_work.cpp
   ${mpi_dir}/register.cpp
   ${mpi_dir}/start_mpi.cpp
   ${mpi_dir}/operations/exchange.cpp
   ${mpi_dir}/operations/messages.cpp
   ${mpi_dir}/operations/reduction.cpp
-  ${mpi_dir}/operations/scratch.cpp
-  ${mpi_dir}/operations/sparse_reduction.cpp
-  ${mpi_dir}/operations/transfers.cpp)
+  ${mpi_dir}/operations/sparse_reduction.cpp)
 add_library(ddp::mpi ALIAS ddp_mpi)
 set_target_properties(ddp_mpi PROPERTIES EXPORT_NAME mpi)
 target_include_directories(ddp_mpi PRIVATE ${PROJECT_SOURCE_DIR}/comm)

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
 
 namespace ddp::launch {
 

@@ -5,7 +5,6 @@
 #include <map>
 #include <vector>
 
-#include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
 #include "plan/unit_text.h"

@@ -5,10 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

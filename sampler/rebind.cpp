@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

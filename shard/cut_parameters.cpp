@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/common_ranks.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/stage_tensors.h>
 
 namespace ddp {

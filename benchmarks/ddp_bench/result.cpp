@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include <ddp/internal/json_text.h>
+#include <ddp/internal/text.h>
 
 namespace ddp_bench {
 namespace {

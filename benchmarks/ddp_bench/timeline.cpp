@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <ddp/collectives.h>
-#include <ddp/internal/json_text.h>
+#include <ddp/internal/text.h>
 
 #include "benchmarks/ddp_bench/engines/ddp_engine.h"
 #include "result.h"

@@ -10,8 +10,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 
 #include "parts/cut_parts.h"
 

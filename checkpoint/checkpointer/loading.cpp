@@ -8,8 +8,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 #include "checkpointer/cut_parts_of_run.h"

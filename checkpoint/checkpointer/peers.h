@@ -7,7 +7,7 @@
 
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 
 namespace ddp {

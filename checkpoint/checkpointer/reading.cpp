@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include <ddp/internal/checkpoint_part.h>

@@ -10,7 +10,6 @@
 #include <exception>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 #include <ddp/version.h>
 #include <torch/version.h>

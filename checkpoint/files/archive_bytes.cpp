@@ -5,7 +5,6 @@
 
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 
 #include <ddp/internal/prepared_load.h>
 #include "python/torch_file.h"

@@ -8,13 +8,11 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/full_state_dict.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
 

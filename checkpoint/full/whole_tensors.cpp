@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
 

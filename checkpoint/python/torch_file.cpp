@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <ddp/internal/file_io.h>

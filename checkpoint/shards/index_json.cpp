@@ -6,7 +6,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/file_io.h>
-#include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
 #include "files/json_reader.h"

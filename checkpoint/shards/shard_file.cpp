@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/prepared_load.h>
 
 #include "files/input_file.h"

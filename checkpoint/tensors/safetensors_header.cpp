@@ -12,7 +12,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
 #include "files/json_reader.h"

@@ -1,7 +1,6 @@
 #include "backends/gpu_assignment.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -4,8 +4,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include "backends/tags.h"
-
 namespace ddp::backends {
 
 void check_message(const char* call, const std::vector<at::Tensor>& tensors, int tag) {

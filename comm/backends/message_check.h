@@ -1,4 +1,4 @@
-// Checks of the messages that one rank sends to another.
+// The tags of messages that one rank sends to another, and checks of them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,18 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// The largest tag of a user's message. The library reserves larger ones.
+constexpr int kMostTag = (1 << 30) - 1;
+
+/// The tag of messages that an all-to-all is made of, to which their dtype is added.
+constexpr int kAllToAllTag = 0x60000000;
+
+constexpr bool is_tag(int tag) { return tag >= 0 && tag <= kMostTag; }
+
+}  // namespace ddp
 
 namespace ddp::backends {
 

@@ -5,6 +5,10 @@
 #include <mutex>
 #include <utility>
 
+#include <ddp/backend.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
 namespace ddp::backends {
 namespace {
 
@@ -71,6 +75,7 @@ ServedBackend served(BackendPtr backend, const std::string& name) {
   ServedBackend result{std::move(backend)};
   result.description = find(name.empty() ? result.backend->getBackendName() : name);
   if (result.description) result.capabilities = result.description->capabilities();
+  result.runner = dynamic_cast<CollectiveRunner*>(result.backend.get());
   return result;
 }
 
@@ -89,3 +94,70 @@ bool add(RegisteredBackend backend, bool replaces_missing) {
 }
 
 }  // namespace ddp::backends
+
+namespace ddp {
+namespace {
+
+bool is_backend_name(const std::string& name) {
+  const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
+  const auto is_part = [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '_'; };
+  return !name.empty() && is_letter(name.front()) && std::all_of(name.begin(), name.end(), is_part);
+}
+
+BackendSetup public_setup(const backends::Setup& setup) {
+  BackendSetup own;
+  own.store = setup.store;
+  own.rank = setup.rank;
+  own.size = setup.world_size;
+  own.timeout = setup.timeout;
+  own.group_name = setup.group_name;
+  own.global_ranks.assign(setup.global_ranks.begin(), setup.global_ranks.end());
+  return own;
+}
+
+backends::RegisteredBackend entry_of(
+    const std::string& name, const BackendDescription& description) {
+  backends::RegisteredBackend entry;
+  entry.name = name;
+  for (const auto device : description.devices()) {
+    entry.devices.push_back(c10::Device(device).str());
+  }
+  BackendCapabilities capabilities;
+  capabilities.averages = description.averages();
+  capabilities.waits_on_stream = description.waits_on_stream();
+  capabilities.exchanges_lists = description.exchanges_lists();
+  entry.capabilities = [capabilities] { return capabilities; };
+  entry.make = [name, make = description.make()](const backends::Setup& setup) {
+    auto backend = make(public_setup(setup));
+    DDP_CHECK(
+        backend, "backend ", name, ": expected make() to return a backend, got none on rank ",
+        setup.rank, " of ", setup.world_size, ". Return one, or throw the reason.");
+    return backend;
+  };
+  entry.is_own = true;
+  entry.connects_late = true;
+  entry.picks_device = description.picks_device();
+  return entry;
+}
+
+}  // namespace
+
+void register_backend(const std::string& name, const BackendDescription& description) {
+  DDP_CHECK_VALUE(
+      is_backend_name(name),
+      "register_backend: expected lower-case letters, digits and _ in the name, a letter first, "
+      "got "
+      "\"",
+      name, "\". Choose another.");
+  DDP_CHECK_VALUE(
+      !description.devices().empty(), "register_backend: expected devices(), got none for \"", name,
+      "\". Name the types of devices whose tensors it carries.");
+  DDP_CHECK_VALUE(
+      description.make(), "register_backend: expected make(), got none for \"", name,
+      "\". Give the function that makes the backend of a group.");
+  DDP_CHECK_VALUE(
+      backends::add(entry_of(name, description)),
+      "register_backend: expected a name that is free, got \"", name, "\". Choose another.");
+}
+
+}  // namespace ddp

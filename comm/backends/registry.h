@@ -1,16 +1,43 @@
 // The backends that groups can be made of: the library's, and those that a program has registered.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <ddp/collective_backend.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/gradient_memory.h>
+#include <ddp/process_group_options.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "setup.h"
+#include "base/deadline.h"
+#include "base/network_interface.h"
 
 namespace ddp::backends {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// The settings that every backend is made from.
+struct Setup {
+  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{0};  // of its collectives
+  Deadline connect_by{timeout};
+  std::string group_name;
+  std::vector<uint64_t> global_ranks;  // of the group's members, in group order
+  GlooDevices gloo_devices;
+  bool required = true;    // the user named the backend; else another one may replace it
+  BackendPtr parent = {};  // of the group that this one is made of, for the same tensors
+  std::vector<int> parent_ranks = {};         // of the members, in that group
+  std::optional<c10::Device> device_id = {};  // of a backend of GPUs: to connect at once
+  NcclOptions nccl = {};
+};
 
 /// The properties of a backend. The file of each of the library's backends has its own.
 struct RegisteredBackend {
@@ -42,11 +69,12 @@ std::vector<const RegisteredBackend*> all();
 /// The backend with that name; null if there is none.
 const RegisteredBackend* find(const std::string& name);
 
-/// A backend of a group, and what the registry knows of it.
+/// A backend of a group, and what is known of it.
 struct ServedBackend {
   BackendPtr backend;
   const RegisteredBackend* description = nullptr;  // null: it is not registered
   BackendCapabilities capabilities = {};           // of the description
+  CollectiveRunner* runner = nullptr;              // the backend; null: a class of c10d's own
 };
 
 /// \param name  that it is registered by; "": its getBackendName() says it.

@@ -8,7 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -4,7 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include <ddp/internal/system/start_thread.h>
+#include <ddp/internal/system/process.h>
 
 namespace ddp {
 

@@ -9,11 +9,38 @@
 #include <type_traits>
 #include <utility>
 
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 #include "base/deadline.h"
 
 namespace ddp {
+
+/// Runs `call` as a job of another thread, and waits for its result; as Executor::ask.
+///
+/// \param push  passes the job to the thread. \return  whether it will run.
+template <typename Push, typename Call>
+auto ask_through(const Push& push, Call call, Deadline::Clock::time_point until)
+    -> std::optional<std::invoke_result_t<Call&>> {
+  struct Question {
+    std::optional<Call> call;
+    std::promise<std::invoke_result_t<Call&>> answer;
+  };
+  const auto question = std::make_shared<Question>(Question{std::move(call), {}});
+  auto answer = question->answer.get_future();
+  const bool pushed = push([question] {
+    try {
+      auto value = (*question->call)();
+      // Once the caller has the result, nothing that it lent to the call may be in use.
+      question->call.reset();
+      question->answer.set_value(std::move(value));
+    } catch (...) {
+      question->call.reset();
+      question->answer.set_exception(std::current_exception());
+    }
+  });
+  if (!pushed || answer.wait_until(until) != std::future_status::ready) return std::nullopt;
+  return answer.get();
+}
 
 /// One thread that runs jobs in the order in which they are pushed.
 ///
@@ -65,25 +92,7 @@ class Executor {
 
 template <typename Call>
 auto Executor::ask(Call call, TimePoint until) -> std::optional<std::invoke_result_t<Call&>> {
-  struct Question {
-    std::optional<Call> call;
-    std::promise<std::invoke_result_t<Call&>> answer;
-  };
-  const auto question = std::make_shared<Question>(Question{std::move(call), {}});
-  auto answer = question->answer.get_future();
-  const bool pushed = push([question] {
-    try {
-      auto value = (*question->call)();
-      // Once the caller has the result, nothing that it lent to the call may be in use.
-      question->call.reset();
-      question->answer.set_value(std::move(value));
-    } catch (...) {
-      question->call.reset();
-      question->answer.set_exception(std::current_exception());
-    }
-  });
-  if (!pushed || answer.wait_until(until) != std::future_status::ready) return std::nullopt;
-  return answer.get();
+  return ask_through([this](Job job) { return push(std::move(job)); }, std::move(call), until);
 }
 
 /// Makes a call that may never return, on a thread of its own; as Executor::ask.

@@ -13,7 +13,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/system/fd.h>
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
 #include "base/socket_address.h"

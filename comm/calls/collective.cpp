@@ -1,10 +1,17 @@
 #include <ddp/collective.h>
 
+#include <array>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/ScalarType.h>
+#include <ddp/collective_backend.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/text.h>
 
 #include "calls/collective_call.h"
 
@@ -13,6 +20,73 @@ namespace ddp {
 using Kind = CollectiveKind;
 using OpType = c10d::OpType;
 using Tensors = Collective::Tensors;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+namespace {
+
+constexpr std::array kKinds{
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter",      "barrier",     "reduce",
+    "gather",     "scatter",   "all_to_all", "differentiable call", "send or recv"};
+
+WorkPtr all_reduce_on(c10d::Backend& backend, const Collective& c) {
+  auto tensors = c.in;
+  const auto options = c.options<c10d::AllreduceCoalescedOptions>();
+  // As c10d::ProcessGroup does.
+  if (c.in[0].is_sparse() && !c.in[0].is_cpu()) return backend.allreduce_sparse(tensors, options);
+  if (c.type == OpType::ALLREDUCE) return backend.allreduce(tensors, options);
+  return backend.allreduce_coalesced(tensors, options);
+}
+
+WorkPtr all_to_all_on(c10d::Backend& backend, const Collective& c) {
+  const auto options = c.options<c10d::AllToAllOptions>();
+  auto in = c.in, out = c.out;
+  if (!c.whole_in.defined()) return backend.alltoall(out, in, options);
+  auto to = c.whole_out, from = c.whole_in;
+  auto received = c.out_rows, sent = c.in_rows;
+  return backend.DDP_ALL_TO_ALL_SINGLE(to, from, received, sent, options);
+}
+
+WorkPtr call_method(c10d::Backend& backend, const Collective& c) {
+  auto in = c.in, out = c.out;
+  auto to = c.whole_out, from = c.whole_in;
+  std::vector<Tensors> of_each;
+  switch (c.kind) {
+    case Kind::AllReduce:
+      return all_reduce_on(backend, c);
+    case Kind::Broadcast:
+      return backend.broadcast(in, c.options<c10d::BroadcastOptions>());
+    case Kind::Reduce:
+      return backend.reduce(in, c.options<c10d::ReduceOptions>());
+    case Kind::AllGather:
+      if (to.defined()) {
+        return backend.DDP_ALL_GATHER_SINGLE(to, in[0], c.options<c10d::AllgatherOptions>());
+      }
+      of_each = {out};
+      return backend.allgather(of_each, in, c.options<c10d::AllgatherOptions>());
+    case Kind::Gather:
+      if (!out.empty()) of_each = {out};
+      return backend.gather(of_each, in, c.options<c10d::GatherOptions>());
+    case Kind::Scatter:
+      if (!in.empty()) of_each = {in};
+      return backend.scatter(out, of_each, c.options<c10d::ScatterOptions>());
+    case Kind::ReduceScatter: {
+      const auto options = c.options<c10d::ReduceScatterOptions>();
+      if (from.defined()) return backend.DDP_REDUCE_SCATTER_SINGLE(out[0], from, options);
+      of_each = {in};
+      return backend.reduce_scatter(out, of_each, options);
+    }
+    case Kind::AllToAll:
+      return all_to_all_on(backend, c);
+    case Kind::Barrier:
+      return backend.barrier(c.options<c10d::BarrierOptions>());
+    case Kind::Differentiable:
+    case Kind::Message:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no collective");
+}
+
+}  // namespace
 
 Collective::Tensors Collective::results() const {
   return whole_out.defined() ? Tensors{whole_out} : out;
@@ -234,5 +308,70 @@ void CollectiveForms::check_rows(const at::Tensor& whole, const Splits& rows) co
 }
 
 }  // namespace detail
+
+uint64_t CollectiveCall::hash() const {
+  uint64_t hash = mixed(1, static_cast<uint64_t>(kind));
+  for (const int64_t field : {int64_t{dtype}, int64_t{reduction}, int64_t{root}}) {
+    hash = mixed(hash, static_cast<uint64_t>(field));
+  }
+  return mixed(mixed(mixed(hash, tensors), sizes), numel);
+}
+
+bool CollectiveCall::is_known() const {
+  return static_cast<size_t>(kind) < kKinds.size() && dtype >= -1 &&
+         dtype < static_cast<int>(c10::ScalarType::NumOptions) && reduction >= -1 &&
+         reduction <= static_cast<int>(c10d::ReduceOp::UNUSED);
+}
+
+CollectiveCall describe_call(
+    CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction, int64_t root) {
+  CollectiveCall call;
+  call.kind = kind;
+  call.reduction = static_cast<int8_t>(reduction);
+  call.root = static_cast<int32_t>(root);
+  if (tensors.empty()) return call;
+  call.dtype = static_cast<int8_t>(tensors[0].scalar_type());
+  if (kind == CollectiveKind::AllToAll) return call;
+  call.tensors = static_cast<uint32_t>(tensors.size());
+  call.sizes = tensors.size() > 1 ? 1 : 0;
+  for (const auto& tensor : tensors) {
+    const auto numel = static_cast<uint64_t>(tensor.numel());
+    call.numel += numel;
+    if (tensors.size() > 1) call.sizes = mixed(call.sizes, numel);
+  }
+  return call;
+}
+
+const char* to_text(CollectiveKind kind) { return kKinds.at(static_cast<size_t>(kind)); }
+
+std::string to_text(const CollectiveCall& call) {
+  std::string text = to_text(call.kind);
+  if (call.dtype < 0) return text;
+  const auto dtype = static_cast<c10::ScalarType>(call.dtype);
+  if (call.kind == CollectiveKind::AllToAll) return ddp::str(text, " of ", dtype);
+  text += ddp::str(" of ", call.numel, " x ", dtype);
+  // The hash of the sizes is shown, because it may be all that differs.
+  if (call.tensors > 1) {
+    text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
+  }
+  if (call.kind == CollectiveKind::Differentiable) {
+    return text +
+           (call.reduction == 1 ? " that requires a gradient" : " that requires no gradient");
+  }
+  if (call.root >= 0) {
+    const bool sends =
+        call.kind == CollectiveKind::Broadcast || call.kind == CollectiveKind::Scatter;
+    text += ddp::str(sends ? " from rank " : " to rank ", call.root);
+  }
+  if (call.reduction >= 0) {
+    text += ddp::str(", ", to_text(static_cast<ReductionTable::Op>(call.reduction)));
+  }
+  return text;
+}
+
+WorkPtr run_on(c10d::Backend& backend, Collective collective) {
+  auto* const runner = dynamic_cast<CollectiveRunner*>(&backend);
+  return runner ? runner->run(std::move(collective)) : call_method(backend, collective);
+}
 
 }  // namespace ddp

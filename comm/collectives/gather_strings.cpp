@@ -5,9 +5,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/groups.h>
 
 #include "group/monitored_group.h"
 

@@ -1,18 +1,18 @@
 // The collectives of <ddp/collectives.h> that take lists of tensors.
 #include <ddp/collectives.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
-#include "collectives/collective_checks.h"
-#include "collectives/wire.h"
-#include "group/monitored_call.h"
+#include "collectives/arguments.h"
+#include "group/monitored_group.h"
 
 namespace ddp {
 namespace {
@@ -80,6 +80,12 @@ std::vector<Wire> wires_apart_from(
     inputs[rank] = apart_from({output}, inputs[rank], in_place);
   }
   return inputs;
+}
+
+bool have_equal_shapes(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.sizes() == tensors.front().sizes();
+  });
 }
 
 }  // namespace

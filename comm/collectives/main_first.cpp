@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/text.h>
 

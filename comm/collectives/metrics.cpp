@@ -6,15 +6,12 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ddp/internal/carrier_device.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/packed_texts.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
-#include "group/monitored_call.h"
+#include "group/monitored_group.h"
 
 namespace ddp {
 namespace {

@@ -1,7 +1,8 @@
-#include "device/stream_capture.h"
+// is_capturing() where LibTorch has no CUDA part.
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 
-bool is_capturing_on_cuda(c10::DeviceIndex /*device*/) { return false; }
+bool is_capturing(c10::Device /*device*/) { return false; }
 
 }  // namespace ddp

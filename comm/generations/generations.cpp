@@ -1,21 +1,31 @@
 #include <ddp/internal/membership/generations.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
+#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/environment.h"
-#include "generations/meeting.h"
+#include "base/executor.h"
+#include "base/socket_address.h"
 #include "group/group_builder.h"
 #include "group/monitored_group.h"
 #include "membership/member_link.h"
@@ -23,6 +33,99 @@
 
 namespace ddp {
 namespace {
+
+/// Makes a generation's group on a thread of its own, so that the end of the generation ends the
+/// wait for it: what connects waits for the ranks, and for their hosts, with limits of its own.
+/// Then that thread is left to itself, and drops what it made.
+class Meeting {
+ public:
+  using Make = std::function<ProcessGroup()>;
+
+  /// Has run() look at `is_cancelled` again.
+  void wake();
+
+  /// \return  what `make` returned; empty once `is_cancelled`.
+  /// \throws  the exception of `make`.
+  ProcessGroup run(Make make, const std::function<bool()>& is_cancelled);
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+struct Outcome {
+  bool is_there = false;
+  ProcessGroup group;
+  std::exception_ptr error;
+};
+
+uint16_t port_of(int socket) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  const auto port = address.ss_family == AF_INET6
+                        ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                        : reinterpret_cast<const sockaddr_in&>(address).sin_port;
+  return ntohs(port);
+}
+
+void Meeting::wake() {
+  { const std::lock_guard lock(state_->mutex); }
+  state_->changed.notify_all();
+}
+
+ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) {
+  const auto outcome = std::make_shared<Outcome>();
+  Executor executor;
+  executor.push([state = state_, outcome, make = std::move(make)] {
+    Outcome made;
+    try {
+      made.group = make();
+    } catch (...) {
+      made.error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(state->mutex);
+      made.is_there = true;
+      std::swap(*outcome, made);
+    }
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return is_cancelled() || outcome->is_there; });
+  if (!outcome->is_there) {
+    lock.unlock();
+    executor.close(Deadline::Milliseconds(0));
+    return {};
+  }
+  if (outcome->error) std::rethrow_exception(outcome->error);
+  return std::move(outcome->group);
+}
+
+/// A TCPStore of this process, on a port that the kernel chooses.
+///
+/// \param host  that the other ranks reach it by; of a loopback address it listens on that alone.
+/// \param address  set to "HOST:PORT".
+c10::intrusive_ptr<c10d::Store> open_generation_store(
+    const std::string& host, std::chrono::milliseconds timeout, std::string& address) {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.port = 0;  // any: TCPStore's default may be that of the generation before
+  auto listener = listen_on_loopback(host, 0);
+  if (listener) {
+    options.port = port_of(listener.get());
+    options.masterListenFd = listener.release();
+  }
+  auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  address = (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(store->getPort());
+  return store;
+}
 
 using membership::Member;
 using membership::MemberLink;

@@ -6,7 +6,6 @@
 
 #include <c10/core/Device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -13,13 +13,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include "backends/gpu_assignment.h"
-#include "backends/nccl/nccl_options.h"
+#include "backends/local_backend.h"
+#include "backends/nccl/nccl.h"
 #include "backends/registry.h"
-#include "backends/single_rank_backend.h"
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
@@ -182,10 +181,6 @@ int local_rank_of(const Environment& environment, int world_size) {
       world_size,
       " ranks. Start the program with ddprun, torchrun, mpirun or srun, or set LOCAL_RANK.");
   return 0;
-}
-
-std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
-  return group.getBackend(device)->getBackendName();
 }
 
 ProcessGroup connect_group(

@@ -7,12 +7,12 @@
 
 #include "base/deadline.h"
 #include "base/environment.h"
-#include "group/group_recipe.h"
 #include "store/bounded_store.h"
 
 namespace ddp {
 
 struct GenerationOfJob;
+struct GroupRecipe;
 
 /// Connects to all ranks and makes the group: init_process_group without the default group.
 ProcessGroup build_group(const ProcessGroupOptions& options);
@@ -38,11 +38,6 @@ ProcessGroup connect_group(
 void sit_out_group(
     const GroupRecipe& recipe, const Deadline& deadline, const std::string& name,
     const ProcessGroup& parent);
-
-/// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
-///
-/// \throws c10::Error  when there is none.
-std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device);
 
 /// This process's number on its host; 0 in a world of one that no launcher started.
 ///

@@ -1,27 +1,26 @@
-// How a MonitoredGroup starts collectives, and ends.
+// How calls start in a group, and what its backends can do.
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/collective_backend.h>
-#include <ddp/internal/before_shutdown.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
-#include <ddp/internal/differentiable_call.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/gradient_memory.h>
+#include <ddp/internal/groups.h>
+#include <ddp/internal/text.h>
 
-#include "base/executor.h"
+#include "backends/registry.h"
 #include "group/monitored_group.h"
+#include "monitor/rank_report.h"
 
 namespace ddp {
 namespace {
-
-using Base = c10d::ProcessGroup;
-
-constexpr Deadline::Milliseconds kDeviceAbortTimeout{3000};
 
 /// The function of c10d's dispatcher that c10d::ProcessGroup calls.
 const char* dispatcher_name(c10d::OpType type) {
@@ -70,7 +69,69 @@ std::vector<c10::IValue> dispatcher_tensors(const Collective& c) {
   return {c.out, c.in};
 }
 
+using backends::ServedBackend;
+
+/// The capabilities of a group's backend now: it may have connected since.
+BackendCapabilities capabilities_now(const ServedBackend& served, c10::Device device) {
+  const auto& [backend, description, described, _] = served;
+  auto capabilities = described;
+  capabilities.reduces_in_own_memory =
+      capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
+  capabilities.has_own_memory =
+      capabilities.reduces_in_own_memory &&
+      (!description || !description->is_connected || description->is_connected(*backend));
+  return capabilities;
+}
+
+std::shared_ptr<GradientMemory> memory_of(const ServedBackend& served) {
+  const auto* description = served.description;
+  if (!description || !description->gradient_memory) return nullptr;
+  return description->gradient_memory(*served.backend);
+}
+
+WorkPtr start_monitored(
+    std::function<std::string()> where, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start, Peers peers, WaitOn wait_on) {
+  const auto monitor = own_monitor_of(group);
+  if (!monitor || group.getSize() == 1) return handle_of(start());
+  StartedCall call;
+  const auto doing = [&] { return ddp::str("starting ", where()); };
+  monitor->abort_on_error(doing, [&] { call = start(); });
+  CallWatch watch{monitor, std::move(where)};
+  watch.on_stream = wait_on == WaitOn::Stream && capabilities_of(group, device).waits_on_stream;
+  watch.peers = peers;
+  watch.group = ProcessGroup::unsafe_reclaim_from_nonowning(&group);
+  return c10::make_intrusive<CollectiveHandle>(std::move(call), std::move(watch));
+}
+
 }  // namespace
+
+const backends::ServedBackend& MonitoredGroup::serving(c10::DeviceType device) const {
+  const auto found = served_.find(device);
+  DDP_CHECK(
+      found != served_.end(), "process group: expected a tensor of a device that it has a backend ",
+      "for, got one of ", device, " ", on_rank_text(*this),
+      ". Name a backend for it: backend(\"cpu:gloo,cuda:nccl\").");
+  return found->second;
+}
+
+BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto type = device.type();
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  return own ? capabilities_now(own->serving(type), device)
+             : capabilities_now(backends::served(group.getBackend(type)), device);
+}
+
+std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto type = device.type();
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  return own ? memory_of(own->serving(type)) : memory_of(backends::served(group.getBackend(type)));
+}
+
+std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {
+  const auto* monitored = dynamic_cast<const MonitoredGroup*>(&group);
+  return monitored ? monitored->monitor() : nullptr;
+}
 
 c10::Device barrier_device(const c10d::ProcessGroup& group) {
   if (const auto bound = group.getBoundDeviceId()) return *bound;
@@ -84,15 +145,6 @@ c10::Device barrier_device(const c10d::ProcessGroup& group) {
   return c10::impl::VirtualGuardImpl(types.front().type()).getDevice();
 }
 
-using WorkPtr = MonitoredGroup::WorkPtr;
-
-c10::intrusive_ptr<MonitoredGroup> MonitoredGroup::make(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
-  group->self_ = c10::intrusive_ptr<Base>(group);
-  return group;
-}
-
 void MonitoredGroup::check_in_use() const {
   owner_.check("process group");
   DDP_CHECK(
@@ -104,8 +156,10 @@ void MonitoredGroup::check_in_use() const {
 WorkPtr MonitoredGroup::run(Collective c) {
   const auto device = c.first().device().type();
   RECORD_FUNCTION(dispatcher_name(c.type), dispatcher_tensors(c));
-  return recorded(
-      c.described(), device, [&] { return run_on(*serving(device).backend, std::move(c)); });
+  return recorded(c.described(), device, [&] {
+    const auto& to = serving(device);
+    return to.runner ? to.runner->run(std::move(c)) : run_on(*to.backend, std::move(c));
+  });
 }
 
 void MonitoredGroup::refused(Kind kind, const std::exception& error) {
@@ -195,79 +249,20 @@ WorkPtr MonitoredGroup::recvAnysource(Tensors& t, int tag) {
       "c10d::recv_any_source_", t, [&](auto& from) { return from.recvAnysource(t, tag); });
 }
 
-void MonitoredGroup::shutdown() {
-  if (!owner_.is_this_one() || is_shut_down_.exchange(true)) return;
-  if (!stream_devices_.empty()) run_before_shutdown();
-  stream_devices_.empty() || getSize() == 1 || !monitor_ ? Base::shutdown() : finish();
+WorkPtr monitored(
+    const char* name, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start, Peers peers, WaitOn wait_on) {
+  const auto where = [name] { return std::string(name); };
+  return start_monitored(where, group, device, start, peers, wait_on);
 }
 
-/// Shuts the backends down after their collectives, or aborts those of devices if these cannot end.
-void MonitoredGroup::finish() {
-  try {
-    monitor_->check();
-    finish_on_device();
-  } catch (const std::exception&) {
-    abort_on_device();  // the job has failed
-  }
-  for (const auto& device : getDeviceTypes()) {
-    const bool on_stream =
-        std::count(stream_devices_.begin(), stream_devices_.end(), device.type()) > 0;
-    if (!on_stream) getBackend(device.type())->shutdown();
-  }
-}
-
-/// On a thread that is abandoned if it lasts: NCCL's abort may wait for other work of the device.
-void MonitoredGroup::abort_on_device() {
-  Executor executor;
-  for (const auto device : stream_devices_) {
-    executor.push([backend = getBackend(device)] { problem_of([&] { backend->abort(); }); });
-  }
-  executor.close(kDeviceAbortTimeout);
-}
-
-/// \throws c10::DistBackendError  if another rank has failed, or is late: the job has failed then.
-void MonitoredGroup::finish_on_device() {
-  const auto where = [] { return std::string("ending the process group"); };
-  monitor_->wait_for_device(where);
-  Executor executor;
-  std::vector<std::future<void>> ends;
-  for (const auto device : stream_devices_) {
-    const auto end = std::make_shared<std::packaged_task<void()>>(
-        [backend = getBackend(device)] { backend->shutdown(); });
-    ends.push_back(end->get_future());
-    executor.push([end] { (*end)(); });
-  }
-  try {
-    for (auto& end : ends) {
-      monitor_->wait_until(
-          [&](auto at_most) { return end.wait_for(at_most) == std::future_status::ready; }, where);
-      end.get();
-    }
-  } catch (const std::exception&) {
-    executor.close(Deadline::Milliseconds(0));
-    throw;
-  }
-}
-
-void MonitoredGroup::abort() {
-  if (owner_.is_this_one()) Base::abort();
-}
-
-void MonitoredGroup::release_resources() {
-  if (!owner_.is_this_one()) return;
-  if (monitor_) {
-    if (std::uncaught_exceptions() > 0) {
-      monitor_->leave_by_exception();
-    } else if (!stream_devices_.empty()) {
-      shutdown();
-    }
-    monitor_->leave_job();
-  }
-  Base::release_resources();
-  // Weak references keep the object, and what it had: listening sockets and the history of calls.
-  recipe_ = {};
-  monitor_.reset();
-  self_.reset();
+WorkPtr monitored_message(
+    bool sends, int peer, int tag, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start) {
+  const auto monitor = own_monitor_of(group);
+  if (monitor) peer = monitor->job_rank(peer);
+  const auto where = [sends, peer, tag] { return message_place(sends, peer, tag); };
+  return start_monitored(where, group, device, start, Peers::Some, WaitOn::Stream);
 }
 
 }  // namespace ddp

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,10 +17,14 @@
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
 #include "monitor/rank_report.h"
-#include "store/store_clone.h"
+#include "store/bounded_store.h"
 
 namespace ddp {
 namespace {
+
+using Base = c10d::ProcessGroup;
+
+constexpr Deadline::Milliseconds kDeviceAbortTimeout{3000};
 
 /// The devices of the group's backends that wait on streams.
 std::vector<c10::DeviceType> find_stream_devices(c10d::ProcessGroup& group) {
@@ -53,7 +60,26 @@ std::function<void()> aborting(const ProcessGroup& group) {
   };
 }
 
+using Act = std::function<void()>;
+
+struct Acts {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Act>> acts;
+};
+
+Acts& all_acts() {
+  static Acts instance;
+  return instance;
+}
+
 }  // namespace
+
+c10::intrusive_ptr<MonitoredGroup> MonitoredGroup::make(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
+  group->self_ = c10::intrusive_ptr<Base>(group);
+  return group;
+}
 
 void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   recipe_ = std::move(recipe);
@@ -86,18 +112,79 @@ void MonitoredGroup::find_backends() {
   }
 }
 
-const backends::ServedBackend& MonitoredGroup::serving(c10::DeviceType device) const {
-  const auto found = served_.find(device);
-  DDP_CHECK(
-      found != served_.end(), "process group: expected a tensor of a device that it has a backend ",
-      "for, got one of ", device, " ", on_rank_text(*this),
-      ". Name a backend for it: backend(\"cpu:gloo,cuda:nccl\").");
-  return found->second;
+void MonitoredGroup::shutdown() {
+  if (!owner_.is_this_one() || is_shut_down_.exchange(true)) return;
+  if (!stream_devices_.empty()) run_before_shutdown();
+  stream_devices_.empty() || getSize() == 1 || !monitor_ ? Base::shutdown() : finish();
 }
 
-std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {
-  const auto* monitored = dynamic_cast<const MonitoredGroup*>(&group);
-  return monitored ? monitored->monitor() : nullptr;
+/// Shuts the backends down after their collectives, or aborts those of devices if these cannot end.
+void MonitoredGroup::finish() {
+  try {
+    monitor_->check();
+    finish_on_device();
+  } catch (const std::exception&) {
+    abort_on_device();  // the job has failed
+  }
+  for (const auto& device : getDeviceTypes()) {
+    const bool on_stream =
+        std::count(stream_devices_.begin(), stream_devices_.end(), device.type()) > 0;
+    if (!on_stream) getBackend(device.type())->shutdown();
+  }
+}
+
+/// On a thread that is abandoned if it lasts: NCCL's abort may wait for other work of the device.
+void MonitoredGroup::abort_on_device() {
+  Executor executor;
+  for (const auto device : stream_devices_) {
+    executor.push([backend = getBackend(device)] { problem_of([&] { backend->abort(); }); });
+  }
+  executor.close(kDeviceAbortTimeout);
+}
+
+/// \throws c10::DistBackendError  if another rank has failed, or is late: the job has failed then.
+void MonitoredGroup::finish_on_device() {
+  const auto where = [] { return std::string("ending the process group"); };
+  monitor_->wait_for_device(where);
+  Executor executor;
+  std::vector<std::future<void>> ends;
+  for (const auto device : stream_devices_) {
+    const auto end = std::make_shared<std::packaged_task<void()>>(
+        [backend = getBackend(device)] { backend->shutdown(); });
+    ends.push_back(end->get_future());
+    executor.push([end] { (*end)(); });
+  }
+  try {
+    for (auto& end : ends) {
+      monitor_->wait_until(
+          [&](auto at_most) { return end.wait_for(at_most) == std::future_status::ready; }, where);
+      end.get();
+    }
+  } catch (const std::exception&) {
+    executor.close(Deadline::Milliseconds(0));
+    throw;
+  }
+}
+
+void MonitoredGroup::abort() {
+  if (owner_.is_this_one()) Base::abort();
+}
+
+void MonitoredGroup::release_resources() {
+  if (!owner_.is_this_one()) return;
+  if (monitor_) {
+    if (std::uncaught_exceptions() > 0) {
+      monitor_->leave_by_exception();
+    } else if (!stream_devices_.empty()) {
+      shutdown();
+    }
+    monitor_->leave_job();
+  }
+  Base::release_resources();
+  // Weak references keep the object, and what it had: listening sockets and the history of calls.
+  recipe_ = {};
+  monitor_.reset();
+  self_.reset();
 }
 
 std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
@@ -128,6 +215,44 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   setup.job = std::make_shared<JobMonitor>(std::move(job));
   setup.abort_backends = aborting(group);
   return std::make_shared<GroupMonitor>(std::move(setup));
+}
+
+std::optional<int64_t> count_common_ranks(
+    const c10d::ProcessGroup& a, const c10d::ProcessGroup& b) {
+  if (&a == &b) return a.getSize();
+  const auto* one = dynamic_cast<const MonitoredGroup*>(&a);
+  const auto* other = dynamic_cast<const MonitoredGroup*>(&b);
+  if (!one || !other || one->recipe().job != other->recipe().job) return std::nullopt;
+  const auto& ranks = one->recipe().world_ranks;
+  const auto& others = other->recipe().world_ranks;
+  return std::count_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return std::find(others.begin(), others.end(), rank) != others.end();
+  });
+}
+
+std::shared_ptr<void> call_before_shutdown(std::function<void()> act) {
+  auto handle = std::make_shared<Act>(std::move(act));
+  auto& all = all_acts();
+  const std::lock_guard lock(all.mutex);
+  all.acts.push_back(handle);
+  return handle;
+}
+
+void run_before_shutdown() {
+  std::vector<std::shared_ptr<Act>> alive;
+  auto& all = all_acts();
+  {
+    const std::lock_guard lock(all.mutex);
+    std::vector<std::weak_ptr<Act>> kept;
+    for (const auto& act : all.acts) {
+      if (auto one = act.lock()) {
+        alive.push_back(std::move(one));
+        kept.push_back(act);
+      }
+    }
+    all.acts = std::move(kept);
+  }
+  for (const auto& act : alive) (*act)();
 }
 
 }  // namespace ddp

@@ -1,23 +1,46 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 #include <ddp/collective_backend.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 #include <ddp/internal/text.h>
+#include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "backends/registry.h"
+#include "base/network_interface.h"
 #include "calls/call_history.h"
-#include "group/group_recipe.h"
+#include "group/backend_spec.h"
+#include "work/collective_handle.h"
 
 namespace ddp {
+
+class JobMonitor;
+
+/// The settings that a group was made with, so that its subgroups are made alike.
+struct GroupRecipe {
+  BackendSpec backends;
+  GlooDevices gloo_devices;
+  std::chrono::milliseconds timeout{0};
+  std::vector<int> world_ranks;   // of the group's ranks
+  bool backends_required = true;  // the user named them; else others may replace them
+  std::shared_ptr<JobMonitor> job = {};
+  std::optional<c10::Device> device_id = {};  // this rank's GPU, to which NCCL connects at once
+  NcclOptions nccl = {};
+  bool is_mirror = false;       // of a process that has not met the other ranks yet
+  std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" without one
+};
 
 /// A process group that this library made, with its monitor and the history of its calls.
 ///
@@ -117,5 +140,29 @@ c10::Device barrier_device(const c10d::ProcessGroup& group);
 
 /// Returns the monitor of a group that this library made; null for any other group.
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group);
+
+/// Whether the handle's wait() makes the stream wait, where the backend does that, or always the
+/// host.
+enum class WaitOn { Stream, Host };
+
+/// Starts a collective whose handle waits with the group's monitor. A group of one rank, and one
+/// that this library did not make, have none.
+///
+/// \param name  "all_reduce", for error texts.
+/// \param device  of the tensors.
+/// \param start  starts the collective in a backend, with arguments that were checked before.
+/// \param peers  the ranks whose part in it the handle waits for.
+/// \throws c10::DistBackendError  if the group is aborted, or if `start` throws, which aborts it.
+WorkPtr monitored(
+    const char* name, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start, Peers peers = Peers::All,
+    WaitOn wait_on = WaitOn::Stream);
+
+/// The same for a message.
+///
+/// \param peer  the rank of the group that sends or receives it.
+WorkPtr monitored_message(
+    bool sends, int peer, int tag, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start);
 
 }  // namespace ddp

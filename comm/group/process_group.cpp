@@ -6,10 +6,9 @@
 #include <mutex>
 #include <utility>
 
-#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/default_group.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "base/environment.h"

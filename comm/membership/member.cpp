@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <ddp/internal/text.h>
-
 namespace ddp::membership {
 
 namespace {

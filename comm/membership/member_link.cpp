@@ -9,9 +9,8 @@
 
 #include <unistd.h>
 
-#include <ddp/internal/system/host_name.h>
-#include <ddp/internal/system/start_thread.h>
-#include <ddp/internal/text.h>
+#include <ddp/internal/system/host.h>
+#include <ddp/internal/system/process.h>
 
 namespace ddp::membership {
 namespace {

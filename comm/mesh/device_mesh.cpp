@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "group/monitored_group.h"

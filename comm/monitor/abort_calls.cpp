@@ -7,8 +7,8 @@
 #include <system_error>
 #include <utility>
 
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/system/process.h>
 
 #include "base/deadline.h"
 #include "base/executor.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

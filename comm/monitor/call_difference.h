@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/shared_steps.h>
+#include <ddp/internal/group_monitor.h>
 
 #include "calls/call_history.h"
 

@@ -6,10 +6,9 @@
 #include <thread>
 #include <utility>
 
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/system/start_thread.h>
-#include <ddp/internal/text.h>
+#include <ddp/internal/system/process.h>
 
 namespace ddp {
 namespace {

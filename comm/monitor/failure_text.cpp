@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 #include "monitor/failure_records.h"
@@ -12,7 +11,7 @@
 #include "monitor/late_wait.h"
 #include "monitor/late_waits.h"
 #include "monitor/rank_report.h"
-#include "store/store_executor.h"
+#include "store/bounded_store.h"
 
 namespace ddp {
 namespace {

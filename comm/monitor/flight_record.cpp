@@ -8,10 +8,9 @@
 
 #include <c10/core/ScalarType.h>
 #include <ddp/flight_record.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/json_text.h>
-#include <ddp/internal/reduction_table.h>
 #include <ddp/internal/text.h>
 
 #include "base/environment.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -16,7 +15,7 @@
 #include "monitor/job_monitor.h"
 #include "monitor/late_wait.h"
 #include "monitor/late_waits.h"
-#include "store/store_executor.h"
+#include "store/bounded_store.h"
 
 namespace ddp {
 namespace {

@@ -8,7 +8,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/shared_steps.h>
+#include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
 
 #include "monitor/abort_calls.h"
@@ -18,7 +18,6 @@
 #include "monitor/late_waits.h"
 #include "monitor/liveness_socket.h"
 #include "store/bounded_store.h"
-#include "store/store_executor.h"
 
 namespace ddp {
 namespace {

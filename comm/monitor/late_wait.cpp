@@ -1,6 +1,6 @@
 #include "monitor/late_wait.h"
 
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
 #include "calls/call_history.h"

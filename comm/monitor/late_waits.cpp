@@ -4,11 +4,11 @@
 #include <iterator>
 #include <numeric>
 
+#include <c10/util/Exception.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/text.h>
 
 #include "monitor/failure_records.h"
-#include "store/compare_set.h"
 
 namespace ddp {
 namespace {
@@ -17,6 +17,24 @@ namespace {
 constexpr const char* kLooker = "looker";
 // A second, less what two waits of half a second may be early.
 constexpr std::chrono::milliseconds kLookEvery{900};
+
+/// Sets `key` to `text` if its value is `expected` ("": unset, or ""). For a store of any class.
+///
+/// \return its value after that.
+std::string compare_set(
+    c10d::Store& store, const std::string& key, const std::string& expected,
+    const std::string& text) {
+  try {
+    return store.compareSet(key, expected, text);
+  } catch (const c10::NotImplementedError&) {
+    // The store is of a class of the user's own: c10d's Store only has a stub. A value that another
+    // rank sets in between is lost, until that rank asks again.
+    auto current = store.check({key}) ? store.get_to_str(key) : "";
+    if (current != expected) return current;
+    store.set(key, text);
+    return text;
+  }
+}
 
 }  // namespace
 

@@ -4,7 +4,6 @@
 #include <exception>
 #include <vector>
 
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -9,8 +9,7 @@
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -20,7 +19,6 @@
 #include "base/network_interface.h"
 #include "base/socket_address.h"
 #include "rendezvous/init_method.h"
-#include "rendezvous/loopback_listener.h"
 #include "rendezvous/mpi_meeting.h"
 #include "rendezvous/wait_for_listener.h"
 #include "store/shared_file_store.h"
@@ -295,6 +293,11 @@ Rendezvous single_process_rendezvous() {
 }
 
 }  // namespace
+
+MpiMeeting*& mpi_meeting() {
+  static MpiMeeting* meeting = nullptr;
+  return meeting;
+}
 
 Rendezvous rendezvous(
     const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {

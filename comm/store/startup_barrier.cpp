@@ -1,16 +1,13 @@
 #include "store/startup_barrier.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iomanip>
-#include <memory>
 #include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 #include "store/bounded_store.h"

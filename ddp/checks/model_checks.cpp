@@ -5,7 +5,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

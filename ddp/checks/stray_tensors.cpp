@@ -4,7 +4,6 @@
 #include <unordered_set>
 
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/value_sample.h>

@@ -5,7 +5,6 @@
 
 #include <ddp/detail/join_scope.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include "join/model_join_hook.h"

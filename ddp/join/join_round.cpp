@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/text.h>

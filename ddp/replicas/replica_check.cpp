@@ -9,11 +9,10 @@
 
 #include <ATen/ops/tensor.h>
 #include <ddp/internal/as_real.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 #include "replicas/optimizer_values.h"

@@ -7,7 +7,6 @@
 
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <torch/optim/lbfgs.h>
 
 #include "join/model_join_hook.h"

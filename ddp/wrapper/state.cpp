@@ -6,7 +6,6 @@
 
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>

@@ -4,7 +4,6 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 #include "wrapper/state.h"

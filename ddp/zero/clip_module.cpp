@@ -5,10 +5,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ddp/device_mesh.h>
 #include <ddp/gradients.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/common_ranks.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/groups.h>
 #include <ddp/parameter_layout.h>
 
 #include "zero/gradient_norm.h"

@@ -12,8 +12,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

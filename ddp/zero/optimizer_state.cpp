@@ -7,7 +7,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 #include <torch/serialize.h>
 

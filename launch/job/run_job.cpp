@@ -8,8 +8,7 @@
 #include <vector>
 
 #include <ddp/internal/membership/address.h>
-#include <ddp/internal/system/host_name.h>
-#include <ddp/internal/system/loopback.h>
+#include <ddp/internal/system/host.h>
 
 #include "launch/job/coordinator.h"
 #include "launch/job/host_loop.h"

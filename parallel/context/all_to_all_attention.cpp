@@ -3,7 +3,7 @@
 #include <ddp/context_parallel.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 
 #include "context/attention_arguments.h"
 #include "context/context_order.h"

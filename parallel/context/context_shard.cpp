@@ -4,7 +4,7 @@
 #include <ddp/context_parallel.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 
 #include "context/context_order.h"
 

@@ -8,8 +8,7 @@
 #include <ddp/collectives.h>
 #include <ddp/context_parallel.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/differentiable_call.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>

@@ -10,7 +10,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <torch/library.h>
 
 #include "deferred/operands.h"

@@ -7,7 +7,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 
 #include "deferred/operands.h"
 #include "deferred/tape.h"

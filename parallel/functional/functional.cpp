@@ -4,7 +4,7 @@
 
 #include <c10/core/WrapDimMinimal.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "functional/region.h"

@@ -7,7 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/differentiable_call.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -6,10 +6,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

@@ -6,12 +6,9 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "pipeline/earlier_gradients.h"

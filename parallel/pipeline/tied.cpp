@@ -8,10 +8,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/packed_texts.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "pipeline/messages/message_header.h"

@@ -1,6 +1,6 @@
 #include "sharded/error_context.h"
 
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -9,9 +9,9 @@
 #include <c10/core/Storage.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
-#include <ddp/internal/rank_text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 

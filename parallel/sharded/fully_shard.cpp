@@ -8,8 +8,8 @@
 #include <ddp/collectives.h>
 #include <ddp/equal_batches.h>
 #include <ddp/fully_sharded.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <torch/nn/modules/container/any.h>
 
 #include "sharded/sharded_parameters.h"

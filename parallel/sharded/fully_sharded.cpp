@@ -9,9 +9,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/common_ranks.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 #include "sharded/archive_dtypes.h"

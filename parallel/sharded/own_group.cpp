@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/intrusive_ptr.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

@@ -7,13 +7,12 @@
 
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/gradient_memory.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/internal/text.h>

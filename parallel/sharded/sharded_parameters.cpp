@@ -11,7 +11,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
 

@@ -8,7 +8,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 

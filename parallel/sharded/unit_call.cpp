@@ -8,7 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/fully_sharded.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 
 #include "sharded/passes/unit_nodes.h"
 #include "sharded/sharded_model.h"

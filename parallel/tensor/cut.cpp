@@ -7,8 +7,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 #include "deferred/recorder.h"

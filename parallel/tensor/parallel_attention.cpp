@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/tensor_parallel_rng.h>
 #include <torch/nn/modules/activation.h>
 

@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <torch/nn/modules/linear.h>
 
 #include "tensor/cut.h"

@@ -8,8 +8,8 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/random_streams.h>
-#include <ddp/internal/rank_text.h>
 
 #include "deferred/recorder.h"
 

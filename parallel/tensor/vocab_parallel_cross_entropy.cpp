@@ -6,7 +6,7 @@
 #include <ddp/collectives.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/vocab_parallel.h>
 
 #include "tensor/cut.h"

@@ -5,7 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/vocab_parallel.h>
 #include <torch/nn/modules/embedding.h>
 

@@ -6,8 +6,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 

@@ -8,7 +8,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>

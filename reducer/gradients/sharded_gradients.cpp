@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <ddp/internal/as_real.h>
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

@@ -6,7 +6,6 @@
 
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/join_names.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/json_text.h>
+#include <ddp/internal/text.h>
 
 #include "support/catch.h"
 

@@ -29,8 +29,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
-#include <ddp/internal/c10d_names.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 

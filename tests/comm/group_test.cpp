@@ -94,7 +94,7 @@ TEST_CASE("a group has its rank and size and works as a c10d group", "[comm][ran
     self.group->allreduce(tensors)->wait();
     return std::vector<int>{
         ddp::get_rank(self.group), ddp::get_world_size(self.group), tensors[0][0].item<int>(),
-        ddp::backend_name(*self.group, c10::kCPU) == "gloo" ? 1 : 0};
+        self.group->getBackend(c10::kCPU)->getBackendName() == "gloo" ? 1 : 0};
   });
   for (int rank = 0; rank < size; ++rank) {
     CHECK(results[rank] == std::vector<int>{rank, size, size * (size - 1) / 2, 1});

@@ -5,8 +5,6 @@
 #include <vector>
 
 #include <c10/util/StringUtil.h>
-#include <ddp/internal/json_text.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 #include "support/foreign_locale.h"

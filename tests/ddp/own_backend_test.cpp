@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "comm/backends/gloo/gloo.h"
-#include "comm/backends/nccl/nccl_options.h"
+#include "comm/backends/nccl/nccl.h"
 #include "comm/backends/registry.h"
 #include "comm/group/backend_spec.h"
 #include "ddp/wrapping.h"

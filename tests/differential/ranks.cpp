@@ -4,7 +4,7 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 
 #include "differential/rounding.h"
 #include "differential/run.h"

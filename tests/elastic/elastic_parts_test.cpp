@@ -8,7 +8,7 @@
 
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
-#include <ddp/internal/membership/mirror_group.h>
+#include <ddp/internal/membership/generations.h>
 #include <ddp/zero.h>
 #include <torch/torch.h>
 

@@ -34,7 +34,7 @@
 #include <vector>
 
 #include <ddp/ddp.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <torch/torch.h>
 
 namespace fault_world {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include <ddp/distributed_data_parallel.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 #include <ddp/process_group.h>
 #include <torch/torch.h>

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::testing {
 

@@ -10,7 +10,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 

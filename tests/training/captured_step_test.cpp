@@ -2,7 +2,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <ddp/captured_step.h>
-#include <ddp/internal/before_shutdown.h>
+#include <ddp/internal/groups.h>
 #include <ddp/optim.h>
 #include <ddp/zero.h>
 #include <torch/torch.h>

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include <ATen/record_function.h>
-#include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

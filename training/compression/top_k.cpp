@@ -13,9 +13,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/groups.h>
 
 #include "bucket_states.h"
 #include "finite.h"

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 
 namespace ddp::elastic {
 namespace {

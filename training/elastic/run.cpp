@@ -11,10 +11,9 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/default_group.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/membership/mirror_group.h>
+#include <ddp/internal/membership/generations.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"

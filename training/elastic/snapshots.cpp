@@ -6,8 +6,7 @@
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
-#include <ddp/internal/system/host_name.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/zero_shards.h>
 

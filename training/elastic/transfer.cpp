@@ -8,9 +8,7 @@
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/flat_state.h"

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include "key_averages.h"

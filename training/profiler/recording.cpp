@@ -9,7 +9,6 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 #include <kineto/ActivityType.h>

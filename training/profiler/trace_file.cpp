@@ -10,7 +10,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
-#include <ddp/internal/system/host_name.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <ddp/profiler.h>
 

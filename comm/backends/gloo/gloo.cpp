@@ -18,15 +18,13 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/collective_backend.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
-#include "backends/gloo/point_to_point.h"
+#include "backends/message_check.h"
 #include "backends/registry.h"
-#include "backends/tags.h"
 #include "base/deadline.h"
 #include "calls/collective_call.h"
 #include "store/bounded_store.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backends/setup.h"
+#include "backends/registry.h"
 
 namespace ddp::backends {
 

@@ -1,18 +1,13 @@
 #include "backends/mpi/mpi_backend.h"
 
-#include <algorithm>
 #include <utility>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
-#include "backends/mpi/operations/messages.h"
-#include "backends/mpi/operations/reduction.h"
-#include "backends/mpi/operations/sparse_reduction.h"
+#include "backends/mpi/operations/operation.h"
 #include "backends/shm/backend/reduce.h"
 #include "backends/shm/memory/tensors.h"
 #include "calls/collective_call.h"

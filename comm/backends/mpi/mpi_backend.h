@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include <c10/util/FunctionRef.h>
 #include <ddp/collective_backend.h>
@@ -13,7 +12,7 @@
 
 #include "backends/mpi/channel.h"
 #include "backends/mpi/mpi_thread.h"
-#include "backends/mpi/operations/exchange.h"
+#include "backends/mpi/operations/operation.h"
 
 namespace ddp::backends::mpi {
 

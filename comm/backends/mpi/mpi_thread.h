@@ -3,7 +3,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,11 +11,11 @@
 #include <type_traits>
 #include <vector>
 
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 #include "backends/mpi/operations/operation.h"
-#include "backends/mpi/operations/scratch.h"
 #include "base/deadline.h"
+#include "base/executor.h"
 
 namespace ddp::backends::mpi {
 
@@ -80,8 +79,6 @@ class MpiThread {
   /// ends them.
   void finish() noexcept;
 
-  ScratchPool& scratch() { return scratch_; }
-
  private:
   MpiThread() = default;
 
@@ -113,32 +110,19 @@ class MpiThread {
   std::vector<OperationPtr> active_;
   int connected_ = 0;                   // groups, whose communicators are not free
   MPI_Comm all_ranks_ = MPI_COMM_NULL;  // World::communicator
-  ScratchPool scratch_;
   TimePoint last_moved_{};
   TimePoint yields_from_{};  // naps until then
 };
 
 template <typename Call>
 auto MpiThread::ask(Call call, TimePoint until) -> std::optional<std::invoke_result_t<Call&>> {
-  using Result = std::invoke_result_t<Call&>;
-  struct Question {
-    Call call;
-    std::promise<Result> answer;
+  const auto push_task = [this](std::function<void()> task) {
+    push(std::move(task));
+    return true;
   };
-  const auto question = std::make_shared<Question>(Question{std::move(call), {}});
-  auto answer = question->answer.get_future();
-  push([question] {
-    try {
-      question->answer.set_value(question->call());
-    } catch (...) {
-      question->answer.set_exception(std::current_exception());
-    }
-  });
-  if (answer.wait_until(until) != std::future_status::ready) {
-    note_failure();
-    return std::nullopt;
-  }
-  return answer.get();
+  auto answer = ask_through(push_task, std::move(call), until);
+  if (!answer) note_failure();
+  return answer;
 }
 
 }  // namespace ddp::backends::mpi

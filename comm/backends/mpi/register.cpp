@@ -2,16 +2,15 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 
+#include "backends/local_backend.h"
 #include "backends/mpi/mpi_backend.h"
 #include "backends/registry.h"
 #include "backends/shm/backend/reduce.h"
-#include "backends/single_rank_backend.h"
 #include "rendezvous/mpi_meeting.h"
 
 namespace ddp::backends::mpi {

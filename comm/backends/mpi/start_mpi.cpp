@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/text.h>
 
 namespace ddp::backends::mpi {
 namespace {

@@ -6,12 +6,11 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/host_name.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/nccl/nccl.h"
-#include "backends/nccl/nccl_options.h"
 #include "base/environment.h"
 #include "base/executor.h"
 

@@ -1,9 +1,23 @@
 // NCCL if it is built in (nccl.cpp), else a replacement that reports that it is not (no_nccl.cpp).
 #pragma once
 
+#include <optional>
 #include <string>
 
-#include "backends/setup.h"
+#include <ddp/process_group_options.h>
+
+#include "backends/registry.h"
+
+namespace ddp {
+
+/// \throws c10::ValueError  for a value that NCCL does not take.
+void check_nccl_options(const NcclOptions& options);
+
+/// Whether a group is made by splitting its parent's communicator, in which all ranks of the parent
+/// take part. The same on all of them: init_process_group compares it.
+bool splits_parent(const NcclOptions& options, const std::optional<c10::Device>& device_id);
+
+}  // namespace ddp
 
 namespace ddp::backends {
 

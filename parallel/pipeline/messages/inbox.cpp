@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

@@ -8,7 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/rank_text.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/engine.h>

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <ddp/internal/autograd_engine.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/groups.h>
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 

@@ -18,7 +18,7 @@
 #include <c10/util/Exception.h>
 #include <ddp/collectives.h>
 #include <ddp/device_mesh.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 
 namespace comm_mesh_world {
 

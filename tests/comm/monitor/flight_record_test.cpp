@@ -7,8 +7,8 @@
 #include <ddp/collectives.h>
 #include <ddp/device_mesh.h>
 #include <ddp/flight_record.h>
-#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/groups.h>
 
 #include "comm/monitor/flight_record.h"
 #include "support/ranks.h"

@@ -17,7 +17,7 @@
 #include <torch/torch.h>
 
 #include "comm/group/group_builder.h"
-#include "comm/group/monitored_call.h"
+#include "comm/group/monitored_group.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

@@ -3,7 +3,7 @@
 
 #include <ATen/ops/ones.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 
 #include "support/ranks.h"
 

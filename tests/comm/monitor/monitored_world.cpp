@@ -38,7 +38,7 @@
 
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <ddp/join.h>
 #include <ddp/main_first.h>
 #include <torch/torch.h>

@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/groups.h>
 
 #include "comm/backends/shm/sync/control_block.h"
 #include "support/error_of.h"

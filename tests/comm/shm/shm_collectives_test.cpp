@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/groups.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "support/error_of.h"

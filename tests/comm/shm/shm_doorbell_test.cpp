@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "comm/backends/shm/memory/segment.h"
-#include "comm/backends/shm/sync/doorbell.h"
+#include "comm/backends/shm/sync/control_block.h"
 
 #include "support/catch.h"
 

@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/groups.h>
 
 #include "support/error_of.h"
 #include "support/hosts.h"

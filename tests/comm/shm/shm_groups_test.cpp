@@ -10,7 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/groups.h>
 
 #include "comm/backends/shm/backend/fallback_backend.h"
 #include "support/error_of.h"

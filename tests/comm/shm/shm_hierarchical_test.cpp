@@ -9,7 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 
 #include "support/error_of.h"
 #include "support/hosts.h"

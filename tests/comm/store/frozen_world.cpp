@@ -20,7 +20,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/error_text.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "worlds/stopped.h"

@@ -6,7 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/store/store_executor.h"
+#include "comm/store/bounded_store.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/processes.h"

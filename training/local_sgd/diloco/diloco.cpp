@@ -16,8 +16,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/checkpoint_part.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/zero.h>

@@ -10,11 +10,9 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/packed_texts.h>
-#include <ddp/internal/system/start_thread.h>
+#include <ddp/internal/system/process.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"

@@ -6,10 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
-#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {

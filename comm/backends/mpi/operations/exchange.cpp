@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/exchange.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <algorithm>
 #include <deque>

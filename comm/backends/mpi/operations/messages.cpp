@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/messages.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <cstring>
 
@@ -7,7 +7,6 @@
 #include "backends/message_check.h"
 #include "backends/mpi/channel.h"
 #include "backends/mpi/mpi_thread.h"
-#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 namespace {

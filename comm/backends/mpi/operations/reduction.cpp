@@ -1,12 +1,12 @@
-#include "backends/mpi/operations/reduction.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "backends/mpi/channel.h"
-#include "backends/mpi/mpi_thread.h"
 #include "backends/shm/backend/reduce.h"
 
 namespace ddp::backends::mpi {
@@ -25,6 +25,48 @@ constexpr size_t kMostPosted = 64;
 // Up to this size in bytes, of all ranks together, everybody sends all to everybody.
 constexpr size_t kMostDirect = size_t{512} << 10;
 constexpr size_t kMostDirectOfRank = size_t{8} << 10;
+
+/// Memory for messages that arrive. It is kept for the next collective: fresh memory costs a page
+/// fault for each 4 KiB.
+///
+/// Threads: the MPI thread.
+class ScratchPool {
+ public:
+  struct Block {
+    std::unique_ptr<std::byte[]> data;
+    size_t bytes = 0;
+  };
+
+  /// Never destroyed, as the MPI thread.
+  static ScratchPool& instance() {
+    static auto* instance = new ScratchPool;
+    return *instance;
+  }
+
+  Block take(size_t bytes) {
+    auto best = free_.end();
+    for (auto block = free_.begin(); block != free_.end(); ++block) {
+      if (block->bytes < bytes || (best != free_.end() && best->bytes <= block->bytes)) continue;
+      best = block;
+    }
+    if (best == free_.end()) return {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
+    auto block = std::move(*best);
+    free_.erase(best);
+    kept_ -= block.bytes;
+    return block;
+  }
+  void give_back(Block block) {
+    if (block.bytes == 0 || kept_ + block.bytes > kMostKept) return;
+    kept_ += block.bytes;
+    free_.push_back(std::move(block));
+  }
+
+ private:
+  static constexpr size_t kMostKept = size_t{64} << 20;
+
+  std::vector<Block> free_;
+  size_t kept_ = 0;  // bytes in free_
+};
 
 /// Adds the parts of all ranks, in their order. `received` has those of the others.
 void add_up(
@@ -54,7 +96,7 @@ class DirectReduction : public Operation {
     if (!transfers_->are_over()) return false;
     if (bytes_ > 0)
       add_up(plan_, *channel, plan_.input, scratch_.data.get(), bytes_, plan_.results);
-    MpiThread::instance().scratch().give_back(std::move(scratch_));
+    ScratchPool::instance().give_back(std::move(scratch_));
     if (plan_.finish) plan_.finish();
     return true;
   }
@@ -63,7 +105,7 @@ class DirectReduction : public Operation {
   void post() {
     transfers_.emplace(channel->collectives);
     bytes_ = plan_.begins.back() * c10::elementSize(plan_.dtype);
-    scratch_ = MpiThread::instance().scratch().take(
+    scratch_ = ScratchPool::instance().take(
         std::max<size_t>(bytes_ * static_cast<size_t>(channel->size - 1), 1));
     auto* place = scratch_.data.get();
     for (int rank = 0; rank < channel->size; ++rank) {
@@ -98,7 +140,7 @@ class PiecedReduction : public Operation {
     bool is_over = added_ == pieces_;
     for (auto& peer : peers_) is_over = advance(peer) && is_over;
     if (!is_over || !sums_sent_->are_over()) return false;
-    MpiThread::instance().scratch().give_back(std::move(scratch_));
+    ScratchPool::instance().give_back(std::move(scratch_));
     if (plan_.finish) plan_.finish();
     return true;
   }
@@ -128,7 +170,7 @@ class PiecedReduction : public Operation {
     pieces_ = pieces_of(channel->rank);
     sums_sent_.emplace(channel->collectives);
     const auto largest = std::min(piece_, bytes_of(channel->rank));
-    scratch_ = MpiThread::instance().scratch().take(
+    scratch_ = ScratchPool::instance().take(
         std::max<size_t>(std::min(kWindow, pieces_) * others * largest, 1));
   }
 

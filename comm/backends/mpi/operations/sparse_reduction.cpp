@@ -1,4 +1,4 @@
-#include "backends/mpi/operations/sparse_reduction.h"
+#include "backends/mpi/operations/operation.h"
 
 #include <array>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <string>
 
-#include "../../setup.h"
+#include "../../registry.h"
 
 namespace ddp::backends::shm {
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ddp/collective_backend.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -11,14 +11,12 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "base/executor.h"
 #include "shm_work.h"
 #include "store/bounded_store.h"
-#include "store/store_clone.h"
 
 namespace ddp::backends::shm {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "backends/setup.h"
+#include "backends/registry.h"
 
 namespace ddp::backends::shm {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <c10/core/ScalarType.h>
-#include <ddp/internal/reduction_table.h>
+#include <ddp/internal/capabilities.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 namespace ddp::backends::shm {

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 
 #include "../memory/exchanged_tensors.h"
 #include "../memory/shared_tensors.h"
 #include "../memory/tensors.h"
 #include "backends/message_check.h"
-#include "message_work.h"
 #include "reduce.h"
 #include "shm_work.h"
 #include "work/collective_handle.h"

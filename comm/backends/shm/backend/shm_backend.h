@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <memory>
-#include <vector>
 
 #include <c10/util/FunctionRef.h>
 

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../sync/agreement.h"
 #include "../sync/control_block.h"
 #include "arena.h"
 

@@ -8,9 +8,9 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
-#include "fork_handlers.h"
+#include "segment.h"
 
 namespace ddp::backends::shm {
 namespace {

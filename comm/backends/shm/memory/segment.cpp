@@ -1,6 +1,7 @@
 #include "segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -14,8 +15,6 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
-
-#include "fork_handlers.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -39,6 +38,11 @@ std::string why_not_a_segment(int fd, size_t bytes) {
 }
 
 }  // namespace
+
+void add_fork_handlers(void (*before)(), void (*in_parent)(), void (*in_child)()) {
+  const int error = ::pthread_atfork(before, in_parent, in_child);
+  DDP_CHECK(error == 0, "expected to be told of forks, but ", std::strerror(error));
+}
 
 size_t page_bytes() {
   static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

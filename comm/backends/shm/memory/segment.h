@@ -5,9 +5,15 @@
 #include <cstddef>
 #include <memory>
 
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 namespace ddp::backends::shm {
+
+/// Registers handlers for every later fork of this process: `before` runs first, then `in_parent`
+/// and `in_child`; also after the library's static objects were destroyed.
+///
+/// \throws c10::Error  if the system has no memory for the registration.
+void add_fork_handlers(void (*before)(), void (*in_parent)(), void (*in_child)());
 
 /// The size of a page: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64.
 size_t page_bytes();

@@ -6,7 +6,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
 #include "../memory/tensors.h"

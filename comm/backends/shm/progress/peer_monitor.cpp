@@ -1,14 +1,34 @@
 #include "peer_monitor.h"
 
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <initializer_list>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::backends::shm {
+
+ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
+  if (pid == ::getpid()) return;
+  process_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  DDP_CHECK(
+      process_, "expected to watch process ", pid,
+      " with pidfd_open, but could not: ", std::strerror(errno));
+}
+
+bool ProcessWatch::has_ended() const {
+  pollfd event{process_.get(), POLLIN, 0};
+  return process_ && ::poll(&event, 1, 0) == 1;
+}
 
 PeerMonitor::PeerMonitor(int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers)
     : rank_(rank), control_(std::move(control)), peers_(std::move(peers)) {}

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/process.h>
 
 namespace ddp::backends::shm {
 

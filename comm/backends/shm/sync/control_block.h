@@ -1,19 +1,44 @@
-// The state that the ranks of a host write for each other: some kilobytes per rank, and per two
-// ranks that send each other messages.
+// The state that the ranks of a host write for each other, some kilobytes per rank, and per two
+// ranks that send each other messages; and the doorbell on which they wait for each other's writes.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <string>
 
+#include <c10/util/FunctionRef.h>
+
 #include "calls/collective_call.h"
-#include "doorbell.h"
-#include "message_ring.h"
 
 namespace ddp::backends::shm {
+
+/// A futex in shared memory, on which the ranks of a host wait for each other's writes.
+///
+/// Thread safety: all members, from all processes that map it.
+class Doorbell {
+ public:
+  /// Wakes all waiters. To be called after each write that a waiter may wait for.
+  void ring();
+
+  /// Spins a little, then sleeps until `condition` may hold. Returns as soon as the condition
+  /// holds, or after `at_most`.
+  ///
+  /// \return  whether the condition holds.
+  bool wait_until(c10::function_ref<bool()> condition, std::chrono::milliseconds at_most);
+
+  /// How many threads sleep in wait_until(), of all processes.
+  uint32_t waiters() const { return waiters_.load(); }
+
+ private:
+  std::atomic<uint32_t> rings_{0};  // the futex word: each ring that finds a waiter changes it
+  std::atomic<uint32_t> waiters_{0};
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
 
 using Kind = CollectiveKind;
 
@@ -38,6 +63,13 @@ struct Descriptor {
            reduction == other.reduction && root == other.root && tensors == other.tensors &&
            sizes == other.sizes && numel == other.numel;
   }
+};
+
+/// The result of comparing the ranks' memory for a collective that descriptors do not describe
+/// completely. The same on all ranks.
+struct Agreement {
+  std::string mismatch;  // how the ranks' calls differ; empty: they do not
+  uint64_t rounds = 1;   // how often each rank runs its reduce step
 };
 
 /// How many collectives a rank may be ahead of the slowest rank.
@@ -74,6 +106,38 @@ struct alignas(64) RankState {
   std::atomic<uint64_t> stopped_at{0};
   AbortCause cause;  // written once, before `stopped`
   std::array<Descriptor, kMostInFlight> descriptors;
+};
+
+/// How many envelopes of one rank to another can lie in their ring. Later ones wait for a slot.
+constexpr size_t kMostMessages = 64;
+
+/// A message that one rank sends to another.
+struct Envelope {
+  int32_t tag = 0;
+  /// Whether the message was copied for it, so that it outlives what happens to its sender.
+  uint32_t is_copy = 0;
+  int64_t dtype = 0;  // at::ScalarType
+  int64_t numel = 0;
+  uint64_t offset = 0;  // of the elements in the sender's segment, in bytes
+  uint64_t taken = 0;   // the same of a TakenFlag
+};
+
+/// Written by the receiver, to the sender's segment, once it has copied the elements.
+using TakenFlag = std::atomic<uint32_t>;
+static_assert(TakenFlag::is_always_lock_free, "processes share it");
+
+/// The messages of one rank to another, in the order of sending. Envelope i lies in slot
+/// i % kMostMessages until the receiver, which chooses by tag and may want a later one first, has
+/// read it.
+struct MessageRing {
+  /// Written by the sender: how many messages were sent. Envelope i is valid once this is above i.
+  alignas(64) std::atomic<uint64_t> sent{0};
+  /// Written by the receiver: how many envelopes it has read, and how many messages it has taken.
+  alignas(64) std::atomic<uint64_t> read{0};
+  std::atomic<uint64_t> taken{0};
+  std::array<Envelope, kMostMessages> envelopes;
+
+  bool has_slot_for(uint64_t number) const { return number < read.load() + kMostMessages; }
 };
 
 /// The beginning of the block. After it come a RankState for each rank, and for each two ranks a

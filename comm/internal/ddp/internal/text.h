@@ -2,10 +2,12 @@
 // format numbers by std::locale::global, with which a program may group digits: 2.000.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iomanip>
 #include <locale>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,53 @@ std::string joined_by(const char* separator, const Values& values) {
   OutputText text;
   for (const auto& value : values) text << (text.tellp() > 0 ? separator : "") << value;
   return text.str();
+}
+
+/// "rank 1", "ranks 1, 2".
+template <typename Ranks>
+std::string ranks_text(const Ranks& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
+}
+
+/// A JSON string, quotes included.
+inline std::string json_text(const std::string& text) {
+  OutputText json;
+  json << '"' << std::hex << std::setfill('0');
+  for (const unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      json << '\\' << c;
+    } else if (c < 0x20) {
+      json << "\\u" << std::setw(4) << int{c};
+    } else {
+      json << c;
+    }
+  }
+  json << '"';
+  return json.str();
+}
+
+/// Packs several texts into one, for ranks to exchange: names and messages may hold any characters.
+/// Each is its length and itself: "3:foo0:".
+inline std::string packed(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += std::to_string(text.size()) + ':' + text;
+  return all;
+}
+
+/// \param all  what packed() made.
+/// \throws std::exception  for another text.
+inline std::vector<std::string> unpacked(const std::string& all) {
+  std::vector<std::string> texts;
+  for (size_t at = 0; at < all.size();) {
+    const auto colon = all.find(':', at);
+    const auto size = std::stoull(all.substr(at, colon - at));
+    if (colon == std::string::npos || size >= all.size() - colon) {
+      throw std::invalid_argument("another text than packed() makes");
+    }
+    texts.push_back(all.substr(colon + 1, size));
+    at = colon + 1 + size;
+  }
+  return texts;
 }
 
 }  // namespace ddp

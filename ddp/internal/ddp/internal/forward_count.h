@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/shared_steps.h>
 
 namespace ddp {
 

@@ -1,3 +1,5 @@
+// The arguments of collectives: their checks, before anything is sent, and the memory that goes to
+// a backend in the place of the caller's tensors.
 #pragma once
 
 #include <string>
@@ -6,10 +8,48 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "collectives/reduction_check.h"
 #include "work/collective_handle.h"
 
 namespace ddp {
+
+// Checks of arguments before anything is sent. `call` is the function's name, for the message.
+
+/// Checks for a defined, dense tensor on a device the group has a backend for.
+void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup& group);
+
+/// Checks for world-size such tensors, of the dtype and on the device of `like`.
+void check_list(
+    const char* call, const char* name, const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like, c10d::ProcessGroup& group);
+
+/// Checks for an empty list, which all ranks but `root` must pass.
+void check_no_list(
+    const char* call, const char* name, const std::vector<at::Tensor>& tensors, int root,
+    c10d::ProcessGroup& group);
+
+/// Checks that `tensor` has the shape of `like`.
+void check_shape(
+    const char* call, const std::string& name, const at::Tensor& tensor, const at::Tensor& like,
+    c10d::ProcessGroup& group);
+
+/// Checks for a rank of the group, in the parameter `name`.
+void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup& group);
+
+/// Checks for another rank of the group, and a tag that backends accept.
+void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group);
+
+/// The reduction that is passed to the backend.
+struct WireReduction {
+  c10d::ReduceOp op;
+  at::ScalarType dtype;  // of the wires: reduced_as()
+  int divisor = 1;       // divides the result afterwards
+};
+
+/// \throws c10::ValueError  if the operation has no meaning for the tensor's dtype, or the backend
+///         does not support it.
+WireReduction wire_reduction(
+    const char* call, const c10d::ReduceOp& op, const at::Tensor& tensor,
+    c10d::ProcessGroup& group);
 
 /// A caller's tensor and the memory that goes to a backend in its place.
 ///
@@ -41,7 +81,6 @@ bool begin_alike(const at::Tensor& one, const at::Tensor& other);
 Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group);
 
 std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
-std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 
 /// For reductions: complex numbers as pairs of real numbers, others in the dtype of `reduction`.
 Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction);

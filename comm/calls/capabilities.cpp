@@ -1,4 +1,4 @@
-#include <ddp/internal/reduction_table.h>
+#include <ddp/internal/capabilities.h>
 
 namespace ddp {
 namespace {

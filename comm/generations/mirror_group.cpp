@@ -1,22 +1,28 @@
-#include "backends/mirror_backend.h"
-
+// The group of a process that waits to join an elastic job.
+#include <memory>
+#include <numeric>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/membership/generations.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "backends/local_backend.h"
+#include "group/monitored_group.h"
+#include "monitor/job_monitor.h"
 
-namespace ddp::backends {
+namespace ddp {
 namespace {
 
 using c10d::ReduceOp;
 
-class MirrorBackend : public LocalBackend {
+/// Sends nothing: every other rank would have called with the same tensors.
+class MirrorBackend : public backends::LocalBackend {
  public:
   MirrorBackend(int rank, int size, std::chrono::milliseconds timeout)
-      : LocalBackend(rank, size, kMirror, timeout) {}
+      : LocalBackend(rank, size, "mirror", timeout) {}
 
   WorkPtr send(Tensors& /*t*/, int /*dst*/, int /*tag*/) override { refuse("send"); }
   WorkPtr recv(Tensors& /*t*/, int /*src*/, int /*tag*/) override { refuse("recv"); }
@@ -88,9 +94,34 @@ class MirrorBackend : public LocalBackend {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_mirror_backend(
-    int rank, int size, std::chrono::milliseconds timeout) {
-  return c10::make_intrusive<MirrorBackend>(rank, size, timeout);
+ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds timeout) {
+  constexpr const char* kName = "default_pg";
+  JobMonitor::Setup job;
+  job.rank = rank;
+  job.size = size;
+  job.generation.number = -1;
+  job.generation.report = [](const std::string& why) { return why; };
+  GroupRecipe recipe;
+  recipe.timeout = timeout;
+  recipe.world_ranks.resize(static_cast<size_t>(size));
+  std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
+  recipe.job = std::make_shared<JobMonitor>(std::move(job));
+  recipe.is_mirror = true;
+  const auto group = MonitoredGroup::make(c10::make_intrusive<c10d::HashStore>(), rank, size);
+  group->setBackend(
+      c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+      c10::make_intrusive<MirrorBackend>(rank, size, timeout));
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  group->setGroupName(kName);
+  group->setGroupDesc(kName);
+  group->start_monitor(std::move(recipe), /*key=*/"");
+  return group;
 }
 
-}  // namespace ddp::backends
+void end_mirror_group(const ProcessGroup& group) {
+  const auto& own = dynamic_cast<const MonitoredGroup&>(*group);
+  own.recipe().job->end_generation(
+      GenerationEnd::RankLost, "this process has joined the ranks that train");
+}
+
+}  // namespace ddp

@@ -1,12 +1,7 @@
-#include "backends/single_rank_backend.h"
-
-#include <utility>
-#include <vector>
+#include "backends/local_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ddp/internal/check.h>
-
-#include "backends/local_backend.h"
 
 namespace ddp::backends {
 namespace {

@@ -1,15 +1,23 @@
-// Without LibTorch, because ddprun uses it too.
+// This host: its name and its addresses. Without LibTorch, because ddprun uses it too.
 #pragma once
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
 
 #include <ddp/internal/system/fd.h>
 
 namespace ddp {
+
+/// This host's name, or "localhost" where it has none. Two hosts may have the same.
+inline std::string host_name() {
+  char name[256] = {};
+  const bool known = ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0';
+  return known ? name : "localhost";
+}
 
 /// Whether this host has a numeric address.
 inline bool has_address(const std::string& host) {

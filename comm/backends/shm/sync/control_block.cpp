@@ -1,4 +1,4 @@
-#include "doorbell.h"
+#include "control_block.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

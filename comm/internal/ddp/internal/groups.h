@@ -1,0 +1,74 @@
+// Process groups: what is beyond their public functions.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <ddp/collective_backend.h>
+#include <ddp/internal/text.h>
+#include <ddp/process_group.h>
+#include <torch/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+// Methods of c10d::ProcessGroup that later LibTorch renames, with warnings about the old names.
+// collective_backend.h has the names of c10d::Backend's.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+#define DDP_GROUP_ALL_GATHER_SINGLE all_gather_single
+#define DDP_GROUP_REDUCE_SCATTER_SINGLE reduce_scatter_single
+#define DDP_GROUP_ALL_TO_ALL_SINGLE all_to_all_single
+#else
+#define DDP_GROUP_ALL_GATHER_SINGLE _allgather_base
+#define DDP_GROUP_REDUCE_SCATTER_SINGLE _reduce_scatter_base
+#define DDP_GROUP_ALL_TO_ALL_SINGLE alltoall_base
+#endif
+
+namespace ddp {
+
+/// "on rank 1 of 2".
+inline std::string on_rank_text(const c10d::ProcessGroup& group) {
+  return ddp::str("on rank ", group.getRank(), " of ", group.getSize());
+}
+
+/// The device on which the group can send data from host memory: the CPU if the group has a backend
+/// for it, else its other device, as with NCCL alone (then the current GPU).
+inline at::Device carrier_device(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
+  if (devices.empty() || std::any_of(devices.begin(), devices.end(), is_cpu)) return at::kCPU;
+  return devices.front();
+}
+
+/// How many processes both groups have. Nothing if that is not known: they are two groups, and not
+/// of one job of this library.
+std::optional<int64_t> count_common_ranks(const c10d::ProcessGroup& a, const c10d::ProcessGroup& b);
+
+/// Makes another group the default group; empty: none. The previous one is not shut down.
+///
+/// \return  the previous one.
+ProcessGroup replace_default_group(ProcessGroup group);
+
+/// Records that this rank calls a function whose backward pass is a collective of `group` if
+/// `tensor` requires a gradient. Ranks of which some do not require it are found by their calls
+/// once one of them waits for another.
+///
+/// \param has_equal_sizes  whether `tensor` has as many elements on all ranks.
+void record_differentiable_call(
+    const ProcessGroup& group, const at::Tensor& tensor, bool requires_gradient,
+    bool has_equal_sizes = true);
+
+/// Has `act` called before a group that carries tensors of a device is shut down, while the
+/// returned handle exists: NCCL waits for the end of graphs that hold its collectives.
+///
+/// \param act  must not throw, nor destroy its own handle. Runs on the thread that shuts down.
+std::shared_ptr<void> call_before_shutdown(std::function<void()> act);
+
+/// Calls all of them.
+void run_before_shutdown();
+
+}  // namespace ddp
