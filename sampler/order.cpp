@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/randperm.h>
+#include <ddp/internal/hash.h>
 
 namespace ddp {
 namespace {
@@ -21,20 +23,15 @@ at::Tensor permutation(int64_t size, at::Generator generator) {
   return at::randperm(size, std::move(generator), at::TensorOptions().dtype(at::kLong));
 }
 
-// FNV-1a. It only has to distinguish one run's weights from another's, not withstand an adversary.
-class Fingerprint {
- public:
-  Fingerprint& add(const void* data, size_t bytes) {
-    const auto* byte = static_cast<const unsigned char*>(data);
-    for (size_t i = 0; i < bytes; ++i) state_ = (state_ ^ byte[i]) * 0x100000001B3;
-    return *this;
-  }
-  Fingerprint& add(int64_t value) { return add(&value, sizeof(value)); }
-  int64_t value() const { return static_cast<int64_t>(state_); }
-
- private:
-  uint64_t state_ = 0xCBF29CE484222325;
-};
+// Only has to distinguish one run's weights from another's, not withstand an adversary.
+template <typename Number>
+int64_t fingerprint_of(const Number* values, size_t count, int64_t option) {
+  const auto text = [](const void* data, size_t bytes) {
+    return std::string_view(static_cast<const char*>(data), bytes);
+  };
+  const auto hash = fnv1a(text(values, count * sizeof(Number)));
+  return static_cast<int64_t>(fnv1a(text(&option, sizeof option), hash));
+}
 
 // Sorts each bucket of `samples` by length; ties keep their (shuffled) order.
 void sort_buckets(
@@ -79,10 +76,8 @@ Order weighted_order(const at::Tensor& weights, int64_t num_samples, bool replac
   Order order;
   order.dataset_size = weights.numel();
   order.size = num_samples;
-  order.fingerprint = Fingerprint()
-                          .add(weights.const_data_ptr<double>(), weights.nbytes())
-                          .add(static_cast<int64_t>(replacement))
-                          .value();
+  order.fingerprint = fingerprint_of(
+      weights.const_data_ptr<double>(), static_cast<size_t>(weights.numel()), replacement);
   order.draw = [weights, replacement](int64_t size, uint64_t seed, int64_t) {
     return at::multinomial(weights, size, replacement, seeded(seed));
   };
@@ -95,10 +90,7 @@ Order length_grouped_order(std::vector<int64_t> lengths, int64_t steps_per_bucke
   order.size = order.dataset_size;
   order.shuffled = shuffle;
   order.depends_on_step_size = true;
-  order.fingerprint = Fingerprint()
-                          .add(lengths.data(), lengths.size() * sizeof(int64_t))
-                          .add(steps_per_bucket)
-                          .value();
+  order.fingerprint = fingerprint_of(lengths.data(), lengths.size(), steps_per_bucket);
   const auto shared = std::make_shared<const std::vector<int64_t>>(std::move(lengths));
   order.draw = [=](int64_t size, uint64_t seed, int64_t step_size) {
     const auto generator = seeded(seed);
@@ -111,6 +103,31 @@ Order length_grouped_order(std::vector<int64_t> lengths, int64_t steps_per_bucke
     return reordered(samples, permutation(size / step_size, generator), step_size);
   };
   return order;
+}
+
+int64_t sample_count(const ShardSpec& spec) {
+  const int64_t rest = std::max<int64_t>(spec.order_size - spec.offset, 0);
+  switch (spec.tail) {
+    case Tail::kRepeat:
+      return (rest + spec.num_replicas - 1) / spec.num_replicas;
+    case Tail::kDrop:
+      return rest / (spec.num_replicas * spec.batch_size) * spec.batch_size;
+    case Tail::kUneven:
+      return (std::max<int64_t>(rest - spec.rank, 0) + spec.num_replicas - 1) / spec.num_replicas;
+  }
+  return 0;
+}
+
+std::vector<size_t> take_shard(const at::Tensor& order, const ShardSpec& spec) {
+  std::vector<size_t> indices(static_cast<size_t>(sample_count(spec)));
+  const int64_t* samples = order.defined() ? order.const_data_ptr<int64_t>() : nullptr;
+  int64_t position = spec.offset + spec.rank;
+  for (auto& index : indices) {
+    const int64_t wrapped = position % spec.order_size;
+    index = static_cast<size_t>(samples != nullptr ? samples[wrapped] : wrapped);
+    position += spec.num_replicas;
+  }
+  return indices;
 }
 
 }  // namespace ddp
