@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,11 @@ void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
 
 /// t *= scale, in place; nothing when `scale` is 1.
 void scale_in_place(const at::Tensor& t, double scale);
+
+/// memcpy with stores that bypass the caches, where the processor has them. For large blocks: most
+/// of such a block would be evicted before it is read, and an ordinary store would first read the
+/// cache line that it overwrites.
+void streaming_copy(void* to, const void* from, size_t bytes);
 
 /// Many copies, times one scale: on the CPU each at once; on a device all together in finish(),
 /// with one kernel for many tensors instead of one for each.
