@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/detail/join_scope.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>

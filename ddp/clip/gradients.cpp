@@ -7,8 +7,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/zero.h>
 
-#include "wrapper/seen_tensors.h"
-#include "zero/gradient_norm.h"
+#include "clip/gradient_norm.h"
+#include "wrapper/model_tensors.h"
 
 namespace ddp {
 namespace {

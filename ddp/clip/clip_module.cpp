@@ -11,8 +11,7 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/parameter_layout.h>
 
-#include "zero/gradient_norm.h"
-#include "zero/gradient_sets.h"
+#include "clip/gradient_norm.h"
 
 namespace ddp {
 namespace {
