@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -11,7 +10,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/randperm.h>
-#include <ddp/internal/hash.h>
 
 namespace ddp {
 namespace {
@@ -23,15 +21,20 @@ at::Tensor permutation(int64_t size, at::Generator generator) {
   return at::randperm(size, std::move(generator), at::TensorOptions().dtype(at::kLong));
 }
 
-// Only has to distinguish one run's weights from another's, not withstand an adversary.
-template <typename Number>
-int64_t fingerprint_of(const Number* values, size_t count, int64_t option) {
-  const auto text = [](const void* data, size_t bytes) {
-    return std::string_view(static_cast<const char*>(data), bytes);
-  };
-  const auto hash = fnv1a(text(values, count * sizeof(Number)));
-  return static_cast<int64_t>(fnv1a(text(&option, sizeof option), hash));
-}
+// FNV-1a. It only has to distinguish one run's weights from another's, not withstand an adversary.
+class Fingerprint {
+ public:
+  Fingerprint& add(const void* data, size_t bytes) {
+    const auto* byte = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i < bytes; ++i) state_ = (state_ ^ byte[i]) * 0x100000001B3;
+    return *this;
+  }
+  Fingerprint& add(int64_t value) { return add(&value, sizeof(value)); }
+  int64_t value() const { return static_cast<int64_t>(state_); }
+
+ private:
+  uint64_t state_ = 0xCBF29CE484222325;
+};
 
 // Sorts each bucket of `samples` by length; ties keep their (shuffled) order.
 void sort_buckets(
@@ -76,8 +79,10 @@ Order weighted_order(const at::Tensor& weights, int64_t num_samples, bool replac
   Order order;
   order.dataset_size = weights.numel();
   order.size = num_samples;
-  order.fingerprint = fingerprint_of(
-      weights.const_data_ptr<double>(), static_cast<size_t>(weights.numel()), replacement);
+  order.fingerprint = Fingerprint()
+                          .add(weights.const_data_ptr<double>(), weights.nbytes())
+                          .add(static_cast<int64_t>(replacement))
+                          .value();
   order.draw = [weights, replacement](int64_t size, uint64_t seed, int64_t) {
     return at::multinomial(weights, size, replacement, seeded(seed));
   };
@@ -90,7 +95,10 @@ Order length_grouped_order(std::vector<int64_t> lengths, int64_t steps_per_bucke
   order.size = order.dataset_size;
   order.shuffled = shuffle;
   order.depends_on_step_size = true;
-  order.fingerprint = fingerprint_of(lengths.data(), lengths.size(), steps_per_bucket);
+  order.fingerprint = Fingerprint()
+                          .add(lengths.data(), lengths.size() * sizeof(int64_t))
+                          .add(steps_per_bucket)
+                          .value();
   const auto shared = std::make_shared<const std::vector<int64_t>>(std::move(lengths));
   order.draw = [=](int64_t size, uint64_t seed, int64_t step_size) {
     const auto generator = seeded(seed);

@@ -11,9 +11,8 @@
 namespace ddp {
 
 /// FNV-1a, for short texts: about a nanosecond per byte.
-///
-/// \param hash  of the text before this one.
-inline uint64_t fnv1a(std::string_view text, uint64_t hash = 14695981039346656037ULL) {
+inline uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
   return hash;
 }
