@@ -1,10 +1,15 @@
 #include <ddp/gradients.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/common_ranks.h>
+#include <ddp/internal/cut_parameters.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/zero.h>
 
 #include "clip/gradient_norm.h"
@@ -52,6 +57,95 @@ void check_may_clip(const char* call, const ZeroRedundancyOptimizerBase& optimiz
       "much input.");
 }
 
+using Groups = std::vector<ProcessGroup>;
+
+bool have_same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
+  if (a == b || !a || !b || a->getSize() != b->getSize()) return a == b;
+  return count_common_ranks(*a, *b) == a->getSize();
+}
+
+bool contains(const Groups& groups, const ProcessGroup& group) {
+  return std::any_of(groups.begin(), groups.end(), [&](const ProcessGroup& other) {
+    return have_same_ranks(other, group);
+  });
+}
+
+void check_may_clip(const ShardedModule* module) {
+  const auto error = module != nullptr ? module->clipping_error() : "";
+  DDP_CHECK(error.empty(), "clip_grad_norm_: ", error);
+}
+
+/// The layouts of a module whose gradients are summed over the ranks.
+std::vector<ParameterLayout> final_layouts_of(const torch::nn::Module& module) {
+  check_may_clip(dynamic_cast<const ShardedModule*>(&module));
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    check_may_clip(dynamic_cast<const ShardedModule*>(part.get()));
+  }
+  auto layouts = layouts_of(module);
+  for (const auto& layout : layouts) {
+    const auto& gradient = layout.local.grad();
+    DDP_CHECK_VALUE(
+        !gradient.defined() || gradient.sizes() == layout.local.sizes(),
+        "clip_grad_norm_: expected parameters as they are stepped, got ", layout.name, " of ",
+        layout.local.sizes(), " with a gradient of ", gradient.sizes(),
+        ". Clip outside of SummonFullParams, and after reshard().");
+  }
+  return layouts;
+}
+
+/// The groups of a mesh's axes that have more than one rank.
+Groups axes_of(const DeviceMesh& mesh) {
+  Groups groups;
+  for (const auto& name : mesh.names()) {
+    if (mesh.size(name) > 1) groups.push_back(mesh.group(name));
+  }
+  return groups;
+}
+
+/// The groups of the axes that cut a parameter.
+///
+/// \throws c10::ValueError  if it is cut over ranks that are not on the axes, or over a part of
+/// one.
+Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
+  Groups cut;
+  for (const auto& axis : axes) {
+    if (is_cut_over(layout, *axis)) cut.push_back(axis);
+  }
+  for (const auto& parts : layout.sharded_over) {
+    int64_t ranks = 1;
+    for (const auto& axis : cut) {
+      const auto common = count_common_ranks(*parts, *axis).value_or(1);
+      // The other ranks of the axis have copies, which its sum would count.
+      DDP_CHECK_VALUE(
+          common == 1 || common == axis->getSize(),
+          "clip_grad_norm_: expected a mesh with an axis of the ranks over which ", layout.name,
+          " is cut, got one whose axis has ", common, " of them and ", axis->getSize() - common,
+          " others. Make that axis two.");
+      ranks *= common;
+    }
+    DDP_CHECK_VALUE(
+        ranks == parts->getSize(), "clip_grad_norm_: expected a mesh of all ranks over which ",
+        layout.name, " is cut, got one with ", ranks, " of its ", parts->getSize(),
+        " parts. Pass the whole mesh.");
+  }
+  return cut;
+}
+
+/// Whether this rank's copy of a parameter counts: of what all ranks of an axis have, the first's.
+bool counts_here(const ParameterLayout& layout, const Groups& cut, const Groups& axes) {
+  const bool is_first = std::all_of(axes.begin(), axes.end(), [&](const ProcessGroup& axis) {
+    return axis->getRank() == 0 || contains(cut, axis);
+  });
+  // Copies on some ranks of an axis that cuts it: of a tied parameter, in two stages.
+  const auto& copies = layout.replicated_over;
+  return is_first && std::none_of(copies.begin(), copies.end(), [&](const ProcessGroup& group) {
+           return group->getRank() > 0 &&
+                  std::any_of(cut.begin(), cut.end(), [&](const auto& axis) {
+                    return count_common_ranks(*group, *axis).value_or(1) > 1;
+                  });
+         });
+}
+
 }  // namespace
 
 void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
@@ -84,6 +178,58 @@ double clip_grad_norm_(
     gradients.push_back({gradients_of(set.parameters, seen), set.sharded_over});
   }
   return clip_sets(gradients, max_norm, norm_type);
+}
+
+double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, double norm_type,
+    const std::vector<ProcessGroup>& sharded_over) {
+  Groups over_all;
+  for (const auto& group : sharded_over) {
+    if (!contains(over_all, group)) over_all.push_back(group);
+  }
+  GradientSets gradients;
+  std::vector<at::Tensor> copies;
+  for (const auto& layout : final_layouts_of(module)) {
+    Groups groups;
+    for (const auto& group : layout.sharded_over) {
+      if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
+    }
+    DDP_CHECK_VALUE(
+        !layout.stage || contains(over_all, layout.sharded_over.back()),
+        "clip_grad_norm_: expected the ranks of the pipeline among the groups, because each stage "
+        "has other parameters, got ",
+        over_all.size(), " other groups. Pass the mesh, or the pipeline's process_group, too.");
+    if (counts_here(layout, layout.sharded_over, {})) {
+      gradients.add(layout, groups, layout.local.grad());
+    } else if (layout.local.grad().defined()) {
+      copies.push_back(layout.local.grad());
+    }
+  }
+  return clip_sets(gradients.sets(), max_norm, norm_type, over_all, copies);
+}
+
+double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, const DeviceMesh& mesh, double norm_type) {
+  DDP_CHECK_VALUE(
+      norm_type > 0, "clip_grad_norm_: expected a norm_type above 0 with a mesh, got ", norm_type,
+      ". 2 is usual.");
+  const at::NoGradGuard no_grad;
+  const auto axes = axes_of(mesh);
+  GradientSets gradients;
+  std::vector<at::Tensor> counted;
+  for (const auto& layout : final_layouts_of(module)) {
+    const auto cut = axes_that_cut(layout, axes);
+    const auto& gradient = layout.local.grad();
+    gradients.add(layout, cut, gradient);
+    if (gradient.defined() && counts_here(layout, cut, axes)) counted.push_back(gradient);
+  }
+  auto powers = sum_of_powers(counted, norm_type).view(1);
+  for (const auto& axis : axes) {
+    powers = reduce_powers(axis, powers.to(carrier_device(*axis)), norm_type);
+  }
+  const auto norm = norm_of(powers, norm_type);
+  scale_to_norm(gradients.sets(), norm, max_norm);
+  return norm;
 }
 
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {

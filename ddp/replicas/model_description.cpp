@@ -14,9 +14,6 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kBuildAlike =
-    ". Build the model and its options from the same configuration on all ranks.";
-
 std::string describe(const StateTensor& state) {
   const auto& t = state.tensor;
   std::string text = ddp::str(
@@ -212,26 +209,21 @@ Description describe_model(
   return items;
 }
 
-std::string describe_difference(const std::vector<Description>& by_rank) {
-  const auto different = ranks_unlike_first(by_rank);
-  if (different.empty()) return {};
-  std::string text = "DistributedDataParallel: expected every rank to wrap the same model, but ";
-  text += describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
-  if (different.size() > 1) {
-    text += ddp::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");
-    for (const size_t rank : different) text += ddp::str(" ", rank);
-    text += ")";
-  }
-  return text + kBuildAlike;
-}
-
-void check_same_on_all_ranks(
-    const char* subject, const Description& mine, const std::exception_ptr& error,
-    const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto by_rank = gather_if_hashes_differ(subject, mine, error, group, monitor);
+void check_are_same(const std::vector<Description>& by_rank) {
   if (by_rank.empty()) return;
-  const auto difference = describe_difference(by_rank);
-  DDP_CHECK(difference.empty(), difference);
+  const auto different = ranks_unlike_first(by_rank);
+  if (different.empty()) return;
+  std::string others;
+  if (different.size() > 1) {
+    others = ddp::str(
+        " (", different.size(), " of ", by_rank.size(),
+        " ranks differ from rank 0: ", joined_by(" ", different), ")");
+  }
+  const auto first = different.front();
+  DDP_CHECK(
+      false, "DistributedDataParallel: expected every rank to wrap the same model, but ",
+      describe_item_difference(by_rank.front(), by_rank[first], first), others,
+      ". Build the model and its options from the same configuration on all ranks.");
 }
 
 }  // namespace ddp

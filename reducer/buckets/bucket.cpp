@@ -9,7 +9,6 @@
 #include <ddp/internal/current_stream.h>
 
 #include "gradients/gradient_copy.h"
-#include "gradients/gradient_kind.h"
 
 namespace ddp {
 namespace {

@@ -9,6 +9,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/mul.h>
+#include <ddp/internal/text.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -83,6 +84,23 @@ bool copy_in_memory(const at::Tensor& dst, const at::Tensor& src) {
 }
 
 }  // namespace
+
+bool is_like(const at::Tensor& a, const at::Tensor& b) {
+  return a.layout() == b.layout() && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.sizes() == b.sizes();
+}
+
+std::string kind_difference(const at::Tensor& got, const at::Tensor& expected) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& a, const auto& b) {
+    if (a != b) text += ddp::str(text.empty() ? "" : ", ", what, a, " instead of ", b);
+  };
+  compare("", got.scalar_type(), expected.scalar_type());
+  compare("on ", got.device(), expected.device());
+  compare("layout ", got.layout(), expected.layout());
+  compare("shape ", got.sizes(), expected.sizes());
+  return text;
+}
 
 #ifdef __SSE2__
 void streaming_copy(void* to, const void* from, size_t bytes) {

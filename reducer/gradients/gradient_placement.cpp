@@ -1,7 +1,6 @@
 #include "gradients/gradient_placement.h"
 
 #include "gradients/gradient_copy.h"
-#include "gradients/gradient_kind.h"
 
 namespace ddp {
 namespace {
