@@ -10,8 +10,6 @@
 #include <torch/serialize/archive.h>
 
 #include "order.h"
-#include "replicas.h"
-#include "shard.h"
 
 namespace ddp {
 
@@ -127,6 +125,15 @@ class ShardCursor {
   bool warned_ = false;
   mutable std::mutex mutex_;
 };
+
+/// Finds the ranks that share a dataset: those of a sampler's options, or else of the default
+/// group.
+///
+/// \return a shard of that rank among them, with everything else at its default.
+/// \throws c10::ValueError  num_replicas < 1, or a rank outside [0, num_replicas).
+/// \throws c10::Error  one is unset while there is no default group.
+ShardSpec shard_of_rank(
+    const char* sampler, std::optional<int64_t> num_replicas, std::optional<int64_t> rank);
 
 /// Copies the options that all samplers have in common; each sampler sets the rest (order, tail,
 /// ...).

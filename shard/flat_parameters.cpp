@@ -1,5 +1,6 @@
 #include <ddp/internal/flat_parameters.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -16,6 +17,24 @@ FlatLayout layout_of(const std::vector<at::Tensor>& tensors, int ranks) {
 }
 
 }  // namespace
+
+FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int ranks_) : offsets{0}, ranks(ranks_) {
+  for (const auto numel : numels) offsets.push_back(offsets.back() + numel);
+  const int64_t multiple = 4 * int64_t{ranks};
+  shard_numel = (offsets.back() + multiple - 1) / multiple * 4;
+}
+
+std::vector<ShardPiece> FlatLayout::pieces(int rank) const {
+  const int64_t begin = shard_numel * rank;
+  const int64_t end = begin + shard_numel;
+  std::vector<ShardPiece> pieces;
+  for (size_t slot = 0; slot + 1 < offsets.size(); ++slot) {
+    const auto first = std::max(offsets[slot], begin);
+    const auto last = std::min(offsets[slot + 1], end);
+    if (first < last) pieces.push_back({slot, first - offsets[slot], first - begin, last - first});
+  }
+  return pieces;
+}
 
 FlatParameters::FlatParameters(ProcessGroup group, std::vector<at::Tensor> parameters)
     : group_(std::move(group)),
@@ -40,15 +59,7 @@ void FlatParameters::move_in(size_t i) {
 }
 
 c10::intrusive_ptr<c10d::Work> FlatParameters::gather_async() {
-  if (whole_.storage().nbytes() == 0) {
-    refill_memory(whole_, reducible_memory(*group_, layout_.numel(), whole_.options()));
-  }
   return all_gather_into_tensor_async(whole_, shard_, group_);
-}
-
-void FlatParameters::release() {
-  if (shard_.is_alias_of(whole_)) shard_ = shard_.clone();
-  release_memory(whole_);
 }
 
 }  // namespace ddp

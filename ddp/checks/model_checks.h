@@ -8,7 +8,7 @@
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
-#include "wrapper/module_state.h"
+#include "wrapper/model_tensors.h"
 
 namespace ddp {
 

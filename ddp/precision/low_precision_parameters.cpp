@@ -1,15 +1,20 @@
 #include "precision/low_precision_parameters.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
+#include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
-#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include "precision/casts.h"
 
 namespace ddp {
 
@@ -17,6 +22,21 @@ namespace impl = torch::autograd::impl;
 using torch::autograd::variable_list;
 
 namespace {
+
+/// Gives a gradient the dtype that the tensor had before the cast.
+class CastBackward : public torch::autograd::Node {
+ public:
+  explicit CastBackward(at::ScalarType dtype) : dtype_(dtype) {}
+
+  std::string name() const override { return "ddp::CastBackward"; }
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    return {gradients[0].to(dtype_)};
+  }
+
+ private:
+  const at::ScalarType dtype_;
+};
 
 /// Gives a tensor that modules and optimizers hold the data and the graph edge of `other`. Its
 /// gradient, its accumulator and its version counter stay, so autograd still detects a step between
@@ -37,22 +57,86 @@ std::vector<at::Tensor> parameters_to_cast(
 
 }  // namespace
 
-/// A hook on the node of each output of forward: a backward pass runs it before any node that saved
-/// a parameter.
-class LowPrecisionParameters::OutputHook : public torch::autograd::FunctionPreHook {
- public:
-  OutputHook(std::weak_ptr<LowPrecisionParameters> parameters, CastsPtr casts)
-      : parameters_(std::move(parameters)), casts_(std::move(casts)) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (const auto parameters = parameters_.lock()) parameters->begin_backward(casts_);
-    return gradients;
+std::vector<at::Tensor> cast_all(const std::vector<at::Tensor>& tensors, at::ScalarType dtype) {
+  if (tensors.empty()) return {};
+  std::vector<at::Tensor> casts;
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& t : tensors) casts.push_back(at::empty_like(t, t.options().dtype(dtype)));
+    at::_foreach_copy_(casts, tensors);
   }
+  for (size_t i = 0; i < tensors.size() && c10::GradMode::is_enabled(); ++i) {
+    if (!tensors[i].requires_grad()) continue;
+    const auto node = std::make_shared<CastBackward>(tensors[i].scalar_type());
+    node->add_next_edge(impl::gradient_edge(tensors[i]));
+    torch::autograd::set_history(casts[i], node);
+  }
+  return casts;
+}
 
- private:
-  const std::weak_ptr<LowPrecisionParameters> parameters_;
-  const CastsPtr casts_;
-};
+void ParameterReaders::enter(Phase phase) {
+  phase_ = phase;
+  ++phase_changes_;
+  last_change_ = Clock::now();
+  changed_.notify_all();
+}
+
+// A forward pass inside a backward pass (recomputation) belongs to the training thread, even on
+// autograd's thread. Between passes the optimizer may step, so another thread waits for a pause.
+void ParameterReaders::check_thread(Lock& lock) {
+  if (phase_ == Phase::Backward && torch::autograd::get_current_node()) return;
+  const bool is_first = phase_changes_ == 0;
+  if (phase_ != Phase::Backward && (is_first || is_training_thread())) return;
+  DDP_CHECK(
+      phase_ == Phase::Original && wait_for_pause(lock),
+      "MixedPrecision: expected forward on one thread, got it on two within half a second. Give "
+      "the thread that does not train a copy, model->snapshot().");
+}
+
+// Waits until half a second has passed without the begin or end of a pass. Returns false if one
+// begins or ends before, or if one runs.
+bool ParameterReaders::wait_for_pause(Lock& lock) {
+  constexpr std::chrono::milliseconds kPause(500);
+  const auto changes = phase_changes_;
+  const auto is_disturbed = [this, changes] { return reads_allowed_ || phase_changes_ != changes; };
+  return !changed_.wait_until(lock, last_change_ + kPause, is_disturbed) &&
+         phase_ == Phase::Original;
+}
+
+void ParameterReaders::let_others_read(Lock& lock) {
+  if (waiting_ == 0) return;
+  reads_allowed_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return waiting_ == 0; });
+  reads_allowed_ = false;
+}
+
+void ParameterReaders::read(Lock& lock, Versions versions, c10::function_ref<void()> read) {
+  constexpr std::chrono::milliseconds kLook(100);
+  const auto deadline = Clock::now() + std::chrono::minutes(10);
+  if (is_training_thread()) return read();
+  ++waiting_;
+  const auto leave = c10::make_scope_exit([this] {
+    --waiting_;
+    changed_.notify_all();
+  });
+  while (Clock::now() < deadline) {
+    const auto before = versions();
+    const bool is_paused = wait_for_pause(lock);
+    if (!reads_allowed_ && (!is_paused || versions() != before)) {
+      // A backward pass may take longer than a pause: wait for its end.
+      if (phase_ != Phase::Original) changed_.wait_for(lock, kLook);
+      continue;
+    }
+    const bool is_safe = reads_allowed_;
+    read();
+    if (is_safe || versions() == before) return;
+  }
+  DDP_CHECK(
+      false,
+      "MixedPrecision: expected a backward pass, or a pause of the optimizer, within ten minutes, "
+      "got none. Read parameters on the thread that trains.");
+}
 
 /// A hook on a parameter's gradient accumulator, which requires a leaf. All nodes that used the
 /// parameter have run by then.
@@ -72,24 +156,6 @@ class LowPrecisionParameters::GradientHook : public torch::autograd::FunctionPre
  private:
   const std::weak_ptr<LowPrecisionParameters> parameters_;
   const size_t parameter_;
-};
-
-/// Held by autograd's final callback. When backward throws, autograd destroys the callback without
-/// a call, so the destructor ends the pass too.
-class LowPrecisionParameters::BackwardEnd {
- public:
-  explicit BackwardEnd(std::weak_ptr<LowPrecisionParameters> parameters)
-      : parameters_(std::move(parameters)) {}
-  ~BackwardEnd() { run(); }
-  BackwardEnd(const BackwardEnd&) = delete;
-  BackwardEnd& operator=(const BackwardEnd&) = delete;
-
-  void run() noexcept {
-    if (const auto parameters = std::exchange(parameters_, {}).lock()) parameters->end_backward();
-  }
-
- private:
-  std::weak_ptr<LowPrecisionParameters> parameters_;
 };
 
 LowPrecisionParameters::LowPrecisionParameters(
@@ -131,7 +197,10 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
   if (readers_.phase() != Phase::Forward) return;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
+    // A backward pass calls it before any node that saved a parameter.
+    output.register_hook([weak = weak_from_this(), casts = casts_](const at::Tensor&) {
+      if (const auto parameters = weak.lock()) parameters->begin_backward(casts);
+    });
   }
   restore_all();
 }
@@ -156,8 +225,10 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (readers_.phase() != Phase::Backward) {
     readers_.enter(Phase::Backward);
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->run(); });
+    const auto end = [weak = weak_from_this()] {
+      if (const auto parameters = weak.lock()) parameters->end_backward();
+    };
+    at_backward_end(end, [end](const std::exception_ptr& /*cause*/) { end(); });
     readers_.let_others_read(lock);
   }
   substitute(casts);

@@ -9,7 +9,7 @@
 #include <ddp/mixed_precision.h>
 
 #include "precision/low_precision_parameters.h"
-#include "wrapper/module_state.h"
+#include "wrapper/model_tensors.h"
 
 namespace ddp {
 

@@ -9,8 +9,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "replicas/described_items.h"
-#include "wrapper/module_state.h"
+#include "replicas/model_description.h"
+#include "wrapper/model_tensors.h"
 
 namespace ddp {
 
@@ -30,7 +30,10 @@ std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state);
 /// Cost: as for a module.
 uint64_t hash_of(const std::vector<at::Tensor>& tensors);
 
-/// The options and the state of an optimizer, as optimizer_values().
+/// The options and the state of an optimizer, by names that do not depend on the rank.
+///
+/// \param module  gives the parameters' names.
+/// \param ignored  parameters whose state is left out.
 ///
 /// Cost: as for a module.
 std::vector<ReplicaValue> replica_values(

@@ -5,12 +5,14 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/serialize/archive.h>
 
 #include "join/model_join_hook.h"
-#include "wrapper/snapshot.h"
 #include "wrapper/state.h"
 
 namespace ddp {
@@ -18,7 +20,86 @@ namespace {
 
 constexpr const char* kWrappedName = "module";  // as in Python
 
+// The value to copy for a tensor of a module: during a pass in low precision, the original's.
+using ValueOf = LowPrecisionParameters::ValueOf;
+using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
+
+void copy_tensors(const NamedTensors& from, const NamedTensors& to, const ValueOf& value_of) {
+  for (const auto& item : from) {
+    if (!item.value().defined()) continue;
+    const auto* found = to.find(item.key());
+    const auto value = value_of(item.value());
+    DDP_CHECK_VALUE(
+        found && found->defined() && found->sizes() == value.sizes(),
+        "update_snapshot: expected a copy of the wrapped module, got a module without \"",
+        item.key(), "\" ", value.sizes(), ". Make it by snapshot().");
+    if (found->scalar_type() == value.scalar_type()) {
+      found->copy_(value);
+    } else {
+      found->set_data(value.to(found->device(), /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+}
+
+// Gives a copy of a module the values of the module's parameters and buffers.
+void copy_values(
+    const torch::nn::Module& module, torch::nn::Module& copy, const ValueOf& value_of) {
+  const at::NoGradGuard no_grad;
+  copy_tensors(module.named_parameters(), copy.named_parameters(), value_of);
+  copy_tensors(module.named_buffers(), copy.named_buffers(), value_of);
+}
+
+// Writes what torch::nn::Module::save() writes, with the values of `value_of`.
+void write_module(
+    const torch::nn::Module& module, torch::serialize::OutputArchive& archive,
+    const ValueOf& value_of) {
+  for (const auto& p : module.named_parameters(/*recurse=*/false)) {
+    archive.write(p.key(), value_of(p.value()));
+  }
+  for (const auto& b : module.named_buffers(/*recurse=*/false)) {
+    archive.write(b.key(), value_of(b.value()), /*is_buffer=*/true);
+  }
+  for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
+    torch::serialize::OutputArchive inner(archive.compilation_unit());
+    write_module(*child.value(), inner, value_of);
+    archive.write(child.key(), inner);
+  }
+}
+
+// Whether a copy to `device` can leave the host free: not of what autograd records, for it does not
+// record that memory is pinned.
+bool can_go_through_pinned(const at::Tensor& t, const std::optional<c10::Device>& device) {
+  return device && device->is_cuda() && t.is_cpu() && t.layout() == at::kStrided &&
+         !t.requires_grad();
+}
+
 }  // namespace
+
+void carry_hooks(const torch::nn::Module& from, const torch::nn::Module& to) {
+  namespace impl = torch::autograd::impl;
+  const auto copies = to.named_parameters();
+  for (const auto& item : from.named_parameters()) {
+    const auto* copy = copies.find(item.key());
+    if (copy == nullptr || !item.value().defined()) continue;
+    for (const auto& hook : impl::hooks(item.value())) {
+      const auto* carried = dynamic_cast<const CarriedHook*>(hook.get());
+      if (carried != nullptr) impl::add_hook(*copy, carried->copy());
+    }
+  }
+}
+
+at::Tensor detail::InputPlacement::placed_tensor(const at::Tensor& t) const {
+  auto options = t.options();
+  if (device) options = options.device(*device);
+  if (floating_dtype && t.is_floating_point()) options = options.dtype(*floating_dtype);
+  if (!can_go_through_pinned(t, device)) return t.to(options);
+  // Dense memory keeps its order, such as channels_last, as in a plain to().
+  const auto dense = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+  const auto pinned = dense.is_pinned() ? dense : dense.pin_memory();
+  // Another dtype after the copy: before it, it would make memory that is not pinned.
+  return pinned.to(*device, /*non_blocking=*/true).to(options);
+}
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)

@@ -5,36 +5,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
 #include <ddp/internal/value_sample.h>
 #include <ddp/zero.h>
 
 namespace ddp {
-namespace {
-
-/// Leaves the optimizer only the selected parameters while this object exists.
-class Selection {
- public:
-  Selection(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> selected)
-      : optimizer_(optimizer), others_(std::move(selected)) {
-    swap_parameters();
-  }
-  ~Selection() { swap_parameters(); }
-  Selection(const Selection&) = delete;
-  Selection& operator=(const Selection&) = delete;
-
- private:
-  void swap_parameters() {
-    auto& groups = optimizer_.param_groups();
-    for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), others_[g]);
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  std::vector<std::vector<at::Tensor>> others_;
-};
-
-}  // namespace
 
 OptimizerInBackward::OptimizerInBackward(
     std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
@@ -77,7 +54,12 @@ void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
       if (wanted.count(id) > 0 || (last && reduced_.count(id) == 0)) of_group.push_back(p);
     }
   }
-  const Selection selection(*optimizer_, std::move(selected));
+  const auto exchange = [&] {
+    auto& groups = optimizer_->param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), selected[g]);
+  };
+  exchange();
+  const auto put_back = c10::make_scope_exit(exchange);
   optimizer_->step();
   for (const auto& p : part) {
     if (p.grad().defined()) stepped_.emplace_back(p, value_sample(p));

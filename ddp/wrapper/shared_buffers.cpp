@@ -5,13 +5,58 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ddp/detail/running_statistics.h>
+#include <torch/nn/modules/batchnorm.h>
 
 namespace ddp {
+
+// The names of buffers do not tell: a module of the program's own may compute with buffers of the
+// same names.
+bool detail::has_running_statistics(const torch::nn::Module& owner) {
+  if (!owner.is_training()) return false;
+  return owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>() ||
+         owner.as<torch::nn::BatchNorm3dImpl>() ||
+         dynamic_cast<const detail::HasRunningStatistics*>(&owner) != nullptr;
+}
+
+// Anew each time: modules may assign new buffers, replace children and register further ones.
+SharedBuffers::Found SharedBuffers::find() const {
+  Found found;
+  SeenTensors seen;
+  collect(module_, "", seen, found);
+  return found;
+}
+
+void SharedBuffers::collect(
+    const torch::nn::Module& owner, const std::string& prefix, SeenTensors& seen,
+    Found& found) const {
+  std::vector<at::Tensor> own;
+  if (ignored_.empty()) {  // building names takes time
+    own = owner.buffers(/*recurse=*/false);
+  } else {
+    for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
+      if (!ignored_.count(prefix + b.key())) own.push_back(b.value());
+    }
+  }
+  const bool are_statistics = own.size() >= 2 && detail::has_running_statistics(owner);
+  for (const auto& buffer : own) {
+    if (!buffer.defined() || !seen.add(buffer)) continue;
+    found.tensors.push_back(buffer);
+    if (are_statistics) found.running_statistics.insert(buffer.unsafeGetTensorImpl());
+  }
+  if (ignored_.empty()) {
+    for (const auto& child : owner.children()) collect(*child, prefix, seen, found);
+    return;
+  }
+  for (const auto& child : owner.named_children()) {
+    collect(*child.value(), prefix + child.key() + ".", seen, found);
+  }
+}
 
 void SharedBuffers::expect_changes() {
   if (std::exchange(may_differ_, true) || !enabled_ || !on_accelerator_) return;
   versions_.clear();
-  for (const auto& buffer : finder_.find().tensors) {
+  for (const auto& buffer : find().tensors) {
     if (buffer.is_cpu() || buffer.is_inference()) continue;
     versions_[buffer.unsafeGetTensorImpl()] = buffer._version();
   }
@@ -20,7 +65,7 @@ void SharedBuffers::expect_changes() {
 
 void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
   if (!enabled_) return;
-  found_ = finder_.find();
+  found_ = find();
   on_accelerator_ = std::any_of(
       found_.tensors.begin(), found_.tensors.end(), [](const auto& t) { return !t.is_cpu(); });
   broadcast_.start(found_.tensors, source, group);

@@ -1,13 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 #include <c10/util/FunctionRef.h>
-#include <ddp/process_group.h>
-
 #include <ddp/internal/tensor_broadcast.h>
-#include "wrapper/module_state.h"
+#include <ddp/process_group.h>
+#include <torch/nn/module.h>
+
+#include "wrapper/model_tensors.h"
 
 namespace ddp {
 
@@ -22,7 +26,7 @@ class SharedBuffers {
  public:
   /// \param enabled  with false nothing is shared.
   SharedBuffers(const torch::nn::Module& module, const Names& ignored, bool enabled)
-      : finder_(module, ignored), enabled_(enabled) {}
+      : module_(module), ignored_(ignored), enabled_(enabled) {}
 
   /// Call it before a forward pass of this rank that may change them.
   void expect_changes();
@@ -39,12 +43,24 @@ class SharedBuffers {
   void finish(c10::function_ref<void(c10d::Work&)> wait);
 
  private:
+  struct Found {
+    std::vector<at::Tensor> tensors;
+    /// The TensorImpls of a batch normalization's running statistics. In training mode autograd
+    /// saves them and does not read them.
+    std::unordered_set<const void*> running_statistics;
+  };
+
+  Found find() const;
+  void collect(
+      const torch::nn::Module& owner, const std::string& prefix, SeenTensors& seen,
+      Found& found) const;
   void write(const at::Tensor& buffer, const at::Tensor& received);
   bool is_unchanged(const at::Tensor& buffer) const;
 
-  const BufferFinder finder_;
+  const torch::nn::Module& module_;
+  const Names ignored_;
   const bool enabled_;
-  FoundBuffers found_;  // of the broadcast that runs
+  Found found_;  // of the broadcast that runs
   TensorBroadcast broadcast_{Arrival::InCopy};
   bool may_differ_ = false;
   bool may_be_read_ = false;    // by a graph in evaluation mode, since they were shared

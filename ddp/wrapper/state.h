@@ -9,12 +9,11 @@
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/forward_count.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
-#include <ddp/internal/forward_count.h>
-#include "checks/parameter_watch.h"
-#include "checks/stray_tensors.h"
+#include "checks/unaveraged_tensors.h"
 #include "precision/model_precision.h"
 #include "replicas/pass_replica_check.h"
 #include "replicas/replica_check.h"

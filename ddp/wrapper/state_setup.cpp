@@ -1,11 +1,11 @@
 // Construction of a wrapper: checks, the comparison with other ranks, and setters of its parts.
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/tensor_broadcast.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
-#include <ddp/internal/tensor_broadcast.h>
 #include "checks/model_checks.h"
 #include "replicas/model_description.h"
 #include "wrapper/optimizer_in_backward.h"
@@ -210,8 +210,8 @@ void State::compare_models(const std::exception_ptr& error) {
   }
   // Compares before values are sent: a broadcast between different models would fail in the
   // transport.
-  check_same_on_all_ranks(
-      "models", describe_model(state, parameters, options_, group()), error, group(), monitor());
+  check_are_same(gather_if_hashes_differ(
+      "models", describe_model(state, parameters, options_, group()), error, group(), monitor()));
 }
 
 void State::broadcast_model(int source, bool with_buffers) {

@@ -1,12 +1,18 @@
 #include "zero/sharded_optimizer.h"
 
+#include <numeric>
+#include <unordered_set>
+
+#include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 
-#include "zero/state_tensors.h"
-
 namespace ddp {
 namespace {
+
+// A backend may need a copy of that size for a gather.
+constexpr int64_t kChunkBytes = int64_t{2} << 20;
+constexpr int64_t kStreamChunkBytes = int64_t{25} << 20;
 
 // Repeated before each step: a step would not reach parameters whose data was replaced since
 // (torch::load, set_data).
@@ -28,6 +34,34 @@ void move_into_memory(FlatParameters& flat) {
 
 }  // namespace
 
+Chunks chunks_of_buckets(
+    const std::vector<std::vector<size_t>>& buckets,
+    const std::vector<NamedParameter>& parameters) {
+  Chunks chunks;
+  for (const auto& indices : buckets) {
+    auto& chunk = chunks.emplace_back();
+    for (const auto index : indices) chunk.push_back(parameters[index].tensor);
+  }
+  return chunks;
+}
+
+Chunks chunks_of_groups(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream) {
+  std::unordered_set<const void*> stepped;
+  for (const auto& group : groups) {
+    for (const auto& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
+  }
+  std::vector<NamedParameter> own;
+  for (const auto& p : parameters) {
+    if (stepped.count(p.tensor.unsafeGetTensorImpl()) > 0) own.push_back(p);
+  }
+  std::vector<size_t> reversed(own.size());  // the usual order of gradients
+  std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
+  const auto bytes = waits_on_stream ? kStreamChunkBytes : kChunkBytes;
+  return chunks_of_buckets(plan_buckets(extents_of(own), {bytes}, reversed).buckets, own);
+}
+
 std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
   std::vector<at::Tensor> gradients;
   for (const auto& piece : chunk.pieces) {
@@ -44,7 +78,7 @@ std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
 }
 
 ShardedOptimizer::ShardedOptimizer(
-    ProcessGroup group, std::vector<std::vector<at::Tensor>> chunks, const Groups& groups,
+    ProcessGroup group, Chunks chunks, const Groups& groups,
     const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind)
     : group_(std::move(group)), kind_(std::move(kind)) {
   const at::NoGradGuard no_grad;
@@ -102,21 +136,6 @@ void ShardedOptimizer::step(ShardChunk& chunk) {
 
 void ShardedOptimizer::mark_changed(const ShardChunk& chunk) {
   for (const auto& p : chunk.flat.parameters()) p.unsafeGetTensorImpl()->bump_version();
-}
-
-torch::optim::OptimizerParamState* ShardedOptimizer::state_of(const at::Tensor& value) const {
-  const auto found = optimizer_->state().find(value.unsafeGetTensorImpl());
-  return found == optimizer_->state().end() ? nullptr : found->second.get();
-}
-
-size_t ShardedOptimizer::state_bytes() const {
-  size_t bytes = 0;
-  for (const auto& [key, state] : optimizer_->state()) {
-    for (const auto* tensor : state_parts(*state).tensors) {
-      if (tensor->defined()) bytes += tensor->nbytes();
-    }
-  }
-  return bytes;
 }
 
 }  // namespace ddp

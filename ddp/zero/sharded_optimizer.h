@@ -10,11 +10,29 @@
 #include <ATen/core/ivalue.h>
 #include <ddp/internal/flat_parameters.h>
 #include <ddp/internal/gradient_shards.h>
+#include <ddp/internal/reducer.h>
 #include <ddp/process_group.h>
 #include <ddp/zero.h>
 #include <torch/optim/optimizer.h>
 
 namespace ddp {
+
+/// Parameters by chunk, each chunk in the order of its memory. A chunk is gathered in one call;
+/// FlatLayout::pieces() cuts it into the parts of the ranks.
+using Chunks = std::vector<std::vector<at::Tensor>>;
+
+/// One chunk for each bucket of the reducer (stage 2).
+///
+/// \param buckets  indices into `parameters`.
+Chunks chunks_of_buckets(
+    const std::vector<std::vector<size_t>>& buckets, const std::vector<NamedParameter>& parameters);
+
+/// Chunks of those of `parameters` that an optimizer with these groups steps (stage 1): of 2 MiB,
+/// but of 25 MiB over a backend whose collectives only the stream waits for, which gathers without
+/// a copy, and pays for each collective.
+Chunks chunks_of_groups(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream);
 
 /// Parameters that one all-gather fills.
 struct ShardChunk {
@@ -31,10 +49,9 @@ class ShardedOptimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  /// \param chunks  of parameters; each in the order of its memory.
   /// \param groups  of the whole optimizer, with options; parameters in no chunk are not stepped.
   ShardedOptimizer(
-      ProcessGroup group, std::vector<std::vector<at::Tensor>> chunks, const Groups& groups,
+      ProcessGroup group, Chunks chunks, const Groups& groups,
       const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind);
 
   const ProcessGroup& group() const { return group_; }

@@ -11,10 +11,8 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/zero_shards.h>
 
-#include "wrapper/seen_tensors.h"
+#include "clip/gradient_norm.h"
 #include "wrapper/state.h"
-#include "zero/gradient_sets.h"
-#include "zero/partition.h"
 #include "zero/sharded_optimizer.h"
 
 namespace ddp {
@@ -139,93 +137,8 @@ class ZeroRedundancyOptimizerBase::Impl {
     if (shards_) release(*shards_);
   }
 
-  std::vector<at::Tensor> gradients() const {
-    std::vector<at::Tensor> found;
-    if (!shards_) {
-      for (const auto& group : owner_.param_groups()) {
-        for (const auto& p : group.params()) {
-          if (p.grad().defined()) found.push_back(p.grad());
-        }
-      }
-      return found;
-    }
-    for (const auto& chunk : optimizer_->chunks()) {
-      for (auto& gradient : gradients_of(chunk)) {
-        if (gradient.defined()) found.push_back(std::move(gradient));
-      }
-    }
-    return found;
-  }
-
-  std::vector<ShardedGradients> gradient_sets() const {
-    std::unordered_map<const void*, ParameterLayout> layouts;
-    for (auto& layout : layouts_of(state().wrapped())) {
-      const auto* key = layout.local.unsafeGetTensorImpl();
-      layouts.emplace(key, std::move(layout));
-    }
-    GradientSets sets;
-    const auto add = [&](const at::Tensor& parameter, const at::Tensor& gradient) {
-      const auto found = layouts.find(parameter.unsafeGetTensorImpl());
-      const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
-      DDP_CHECK_VALUE(
-          !layout.stage,
-          "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer "
-          "of a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
-          "clip_grad_norm_(module, max_norm, mesh).");
-      std::vector<ProcessGroup> groups;
-      for (const auto& group : layout.sharded_over) {
-        if (group->getSize() > 1) groups.push_back(group);
-      }
-      if (shards_) groups.push_back(optimizer_->group());
-      sets.add(layout, groups, gradient);
-    };
-    SeenTensors seen;
-    for (const auto& group : owner_.param_groups()) {
-      for (const auto& p : group.params()) {
-        if (seen.add(p)) add(p, shards_ ? at::Tensor() : p.grad());
-      }
-    }
-    if (!shards_) return sets.sets();
-    for (const auto& chunk : optimizer_->chunks()) {
-      const auto gradients = gradients_of(chunk);
-      for (size_t i = 0; i < gradients.size(); ++i) {
-        add(chunk.flat.parameters()[chunk.pieces[i].slot], gradients[i]);
-      }
-    }
-    return sets.sets();
-  }
-
-  std::unique_ptr<torch::optim::Optimizer> unsharded() const {
-    return kind_.make(owner_.param_groups(), owner_.defaults());
-  }
-
-  std::unique_ptr<torch::optim::Optimizer> consolidated(int to) const {
-    check();
-    // If one rank alone builds the whole and fails, abort_on_error() stops the others' wait for it.
-    std::unique_ptr<torch::optim::Optimizer> whole;
-    state().monitor().abort_on_error(
-        [] { return std::string("gathering the state of a ZeroRedundancyOptimizer"); },
-        [&] {
-          if (to < 0 || to == optimizer_->group()->getRank()) whole = unsharded();
-          optimizer_->collect_state(whole.get());
-        });
-    return whole;
-  }
-
-  void load_whole(const torch::optim::Optimizer& whole) {
-    optimizer_->load_state(whole);
-    auto& groups = owner_.param_groups();
-    for (size_t g = 0; g < groups.size(); ++g) {
-      groups[g].set_options(whole.param_groups()[g].options().clone());
-    }
-  }
-
-  torch::optim::Optimizer& local_optimizer() {
-    optimizer_->set_options(owner_.param_groups());
-    return optimizer_->local();
-  }
-
   const ZeroOptions& options() const { return options_; }
+  const detail::ZeroKind& kind() const { return kind_; }
   ShardedOptimizer& optimizer() const { return *optimizer_; }
   State& state() const { return *model_->state_; }
 
@@ -424,15 +337,65 @@ size_t ZeroRedundancyOptimizerBase::local_state_bytes() const {
 }
 
 torch::optim::Optimizer& ZeroRedundancyOptimizerBase::local_optimizer() const {
-  return impl_->local_optimizer();
+  impl_->optimizer().set_options(param_groups());
+  return impl_->optimizer().local();
 }
 
 std::vector<at::Tensor> ZeroRedundancyOptimizerBase::gradients() const {
-  return impl_->gradients();
+  std::vector<at::Tensor> found;
+  if (options().stage() == 1) {
+    for (const auto& group : param_groups()) {
+      for (const auto& p : group.params()) {
+        if (p.grad().defined()) found.push_back(p.grad());
+      }
+    }
+    return found;
+  }
+  for (const auto& chunk : impl_->optimizer().chunks()) {
+    for (auto& gradient : gradients_of(chunk)) {
+      if (gradient.defined()) found.push_back(std::move(gradient));
+    }
+  }
+  return found;
 }
 
 std::vector<ShardedGradients> ZeroRedundancyOptimizerBase::gradient_sets() const {
-  return impl_->gradient_sets();
+  std::unordered_map<const void*, ParameterLayout> layouts;
+  for (auto& layout : layouts_of(impl_->state().wrapped())) {
+    const auto* key = layout.local.unsafeGetTensorImpl();
+    layouts.emplace(key, std::move(layout));
+  }
+  const bool is_divided = options().stage() == 2;
+  GradientSets sets;
+  const auto add = [&](const at::Tensor& parameter, const at::Tensor& gradient) {
+    const auto found = layouts.find(parameter.unsafeGetTensorImpl());
+    const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
+    DDP_CHECK_VALUE(
+        !layout.stage,
+        "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer "
+        "of a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
+        "clip_grad_norm_(module, max_norm, mesh).");
+    std::vector<ProcessGroup> groups;
+    for (const auto& group : layout.sharded_over) {
+      if (group->getSize() > 1) groups.push_back(group);
+    }
+    if (is_divided) groups.push_back(impl_->optimizer().group());
+    sets.add(layout, groups, gradient);
+  };
+  SeenTensors seen;
+  for (const auto& group : param_groups()) {
+    for (const auto& p : group.params()) {
+      if (seen.add(p)) add(p, is_divided ? at::Tensor() : p.grad());
+    }
+  }
+  if (!is_divided) return sets.sets();
+  for (const auto& chunk : impl_->optimizer().chunks()) {
+    const auto gradients = gradients_of(chunk);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      add(chunk.flat.parameters()[chunk.pieces[i].slot], gradients[i]);
+    }
+  }
+  return sets.sets();
 }
 
 const ZeroOptions& ZeroRedundancyOptimizerBase::options() const { return impl_->options(); }
@@ -442,15 +405,28 @@ const ProcessGroup& ZeroRedundancyOptimizerBase::process_group() const {
 }
 
 std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::consolidated(int to) const {
-  return impl_->consolidated(to);
+  impl_->check();
+  // If one rank alone builds the whole and fails, abort_on_error() stops the others' wait for it.
+  std::unique_ptr<torch::optim::Optimizer> whole;
+  impl_->state().monitor().abort_on_error(
+      [] { return std::string("gathering the state of a ZeroRedundancyOptimizer"); },
+      [&] {
+        if (to < 0 || to == impl_->optimizer().group()->getRank()) whole = unsharded();
+        impl_->optimizer().collect_state(whole.get());
+      });
+  return whole;
 }
 
 std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::unsharded() const {
-  return impl_->unsharded();
+  return impl_->kind().make(param_groups(), defaults());
 }
 
 void ZeroRedundancyOptimizerBase::load_whole(const torch::optim::Optimizer& whole) {
-  impl_->load_whole(whole);
+  impl_->optimizer().load_state(whole);
+  auto& groups = param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].set_options(whole.param_groups()[g].options().clone());
+  }
 }
 
 std::unique_ptr<JoinHook> ZeroRedundancyOptimizerBase::join_hook(const JoinOptions& /*options*/) {

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/internal/autograd_node.h>
-#include <ddp/internal/flat_layout.h>
+#include <ddp/internal/flat_parameters.h>
 #include <ddp/process_group.h>
 
 namespace ddp {

@@ -1,9 +1,11 @@
 #include <ddp/internal/autograd_engine.h>
 
 #include <atomic>
+#include <cstddef>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace ddp {
 namespace {
@@ -62,7 +64,55 @@ bool install_engine() {
   return is_installed;
 }
 
+// The future in which autograd stores the result, or the exception, of the backward pass that the
+// calling thread runs; empty outside of a backward pass.
+//
+// Autograd gives no hook the exception that ended a backward pass: it drops the callbacks, and
+// throws to the caller of backward(). It does not expose the running task either, but a pointer to
+// a member of it: the task is the object around that member.
+c10::intrusive_ptr<c10::ivalue::Future> current_backward_result() {
+  using torch::autograd::GraphTask;
+  const auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (!member) return {};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // the task has no virtual base: it is valid
+  constexpr auto offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  return reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(member) - offset)
+      ->future_result_;
+}
+
+/// Owned by a final callback of a backward pass. Autograd destroys the callbacks of a pass that
+/// throws without calling them.
+class EndWatcher {
+ public:
+  explicit EndWatcher(std::function<void(const std::exception_ptr&)> failed)
+      : failed_(std::move(failed)), result_(current_backward_result()) {}
+  ~EndWatcher() {
+    if (!failed_) return;
+    const bool is_known = result_ && result_->hasError();
+    failed_(is_known ? result_->exception_ptr() : nullptr);
+  }
+  EndWatcher(const EndWatcher&) = delete;
+  EndWatcher& operator=(const EndWatcher&) = delete;
+
+  void complete() { failed_ = nullptr; }
+
+ private:
+  std::function<void(const std::exception_ptr&)> failed_;  // empty once the pass has ended
+  const c10::intrusive_ptr<c10::ivalue::Future> result_;
+};
+
 }  // namespace
+
+void at_backward_end(
+    std::function<void()> done, std::function<void(const std::exception_ptr& cause)> failed) {
+  Engine::get_default_engine().queue_callback(
+      [done = std::move(done), watcher = std::make_shared<EndWatcher>(std::move(failed))] {
+        watcher->complete();
+        done();
+      });
+}
 
 bool set_saved_hooks(MakeSavedHooks make) {
   make_saved_hooks = make;

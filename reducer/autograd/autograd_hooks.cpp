@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include <torch/csrc/autograd/engine.h>
+#include <ddp/internal/autograd_engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include "pass/backward_result.h"
 
 namespace ddp {
 
@@ -75,54 +74,11 @@ class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
   size_t parameter_;
 };
 
-/// On the node that made an output of forward.
-class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
- public:
-  explicit OutputHook(Events events) : events_(std::move(events)) {}
-
-  variable_list operator()(const variable_list& gradients) override {
-    if (auto* events = *events_) events->on_output();
-    return gradients;
-  }
-
- private:
-  Events events_;
-};
-
-/// Detects that a backward pass ends in an exception: autograd then destroys its final callback,
-/// which owns this object, without calling it.
-class AutogradHooks::FailureDetector {
- public:
-  /// Must be created on a thread that runs the backward pass.
-  FailureDetector(AutogradHooks& hooks, int64_t pass)
-      : hooks_(hooks), events_(hooks.events_), pass_(pass), result_(current_backward_result()) {}
-  ~FailureDetector() {
-    if (completed || !*events_) return;
-    hooks_.end_is_watched_ = false;
-    const bool known = result_ && result_->hasError();
-    (*events_)->on_backward_failed(pass_, known ? result_->exception_ptr() : nullptr);
-  }
-  FailureDetector(const FailureDetector&) = delete;
-  FailureDetector& operator=(const FailureDetector&) = delete;
-
-  bool completed = false;
-
- private:
-  AutogradHooks& hooks_;  // alive while `*events_` is not null
-  const Events events_;
-  const int64_t pass_;
-  c10::intrusive_ptr<c10::ivalue::Future> result_;
-};
-
-bool AutogradHooks::has_hook_on(const torch::autograd::Node& accumulator) {
+bool is_averaged(const torch::autograd::Node& accumulator) {
   const auto& hooks = accumulator.post_hooks();
   return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
-    return dynamic_cast<const GradientHook*>(hook.get()) != nullptr;
+    return dynamic_cast<const AutogradHooks::GradientHook*>(hook.get()) != nullptr;
   });
-}
-
-bool is_averaged(const torch::autograd::Node& accumulator) {
-  return AutogradHooks::has_hook_on(accumulator);
 }
 
 AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
@@ -182,7 +138,9 @@ void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     // A hook of the tensor comes before hooks of the program, which may throw.
-    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(events_));
+    output.register_hook([events = events_](const at::Tensor&) {
+      if (*events) (*events)->on_output();
+    });
   }
 }
 
@@ -199,12 +157,16 @@ bool AutogradHooks::watch_end(int64_t pass) {
   if (end_is_watched_.load(std::memory_order_relaxed) || end_is_watched_.exchange(true)) {
     return false;
   }
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [this, events = events_, failure_detector = std::make_shared<FailureDetector>(*this, pass)] {
-        failure_detector->completed = true;
+  at_backward_end(
+      [this, events = events_] {
         if (!*events) return;
         end_is_watched_ = false;
         (*events)->on_backward_done();
+      },
+      [this, events = events_, pass](const std::exception_ptr& cause) {
+        if (!*events) return;
+        end_is_watched_ = false;
+        (*events)->on_backward_failed(pass, cause);
       });
   return true;
 }

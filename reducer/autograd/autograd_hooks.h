@@ -66,9 +66,6 @@ class AutogradHooks {
   /// Cost: a few nanoseconds a parameter.
   std::optional<size_t> reshaped() const;
 
-  /// Whether any object of this class has a hook on `accumulator`.
-  static bool has_hook_on(const torch::autograd::Node& accumulator);
-
   /// Makes a backward pass through one of `outputs` call on_output() first: in the outermost pass,
   /// although all parameters may get their gradients in passes nested in it.
   void watch_outputs(const std::vector<at::Tensor>& outputs);
@@ -84,10 +81,9 @@ class AutogradHooks {
   bool watch_end(int64_t pass);
 
  private:
+  friend bool is_averaged(const torch::autograd::Node& accumulator);
   class BeforeGradientHook;
   class GradientHook;
-  class OutputHook;
-  class FailureDetector;
 
   using Events = std::shared_ptr<AutogradEvents*>;
 

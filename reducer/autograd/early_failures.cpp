@@ -6,11 +6,9 @@
 #include <utility>
 
 #include <ATen/record_function.h>
+#include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/autograd_node.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-
-#include "pass/backward_result.h"
 
 namespace ddp {
 
@@ -23,26 +21,6 @@ struct ExpectedPass {
 namespace {
 
 using ExpectedPassPtr = std::shared_ptr<ExpectedPass>;
-
-/// Held by autograd's final callback, which a pass that throws destroys without a call.
-class Detector {
- public:
-  explicit Detector(ExpectedPassPtr pass)
-      : pass_(std::move(pass)), result_(current_backward_result()) {}
-  ~Detector() {
-    if (completed || !pass_->on_failure) return;
-    const bool known = result_ && result_->hasError();
-    pass_->on_failure(known ? result_->exception_ptr() : nullptr);
-  }
-  Detector(const Detector&) = delete;
-  Detector& operator=(const Detector&) = delete;
-
-  bool completed = false;
-
- private:
-  const ExpectedPassPtr pass_;
-  const c10::intrusive_ptr<c10::ivalue::Future> result_;
-};
 
 /// The passes that all reducers of the process expect.
 class ExpectedPasses {
@@ -88,8 +66,11 @@ class ExpectedPasses {
     for (const auto& pass : seen) {
       if (!pass->is_expected()) continue;
       remove(pass);
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [detector = std::make_shared<Detector>(pass)] { detector->completed = true; });
+      at_backward_end(
+          [] {},
+          [pass](const std::exception_ptr& cause) {
+            if (pass->on_failure) pass->on_failure(cause);
+          });
     }
   }
 

@@ -1,16 +1,56 @@
-// Builds a bucket, and packs gradients into it.
 #include "buckets/bucket.h"
 
 #include <utility>
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
 
 #include "gradients/gradient_copy.h"
-#include "gradients/gradient_kind.h"
-#include "gradients/sparse_gradient.h"
 
 namespace ddp {
+namespace {
+
+// No rows, but as all ranks must have them: one sparse dimension, as the gradient of an embedding.
+at::Tensor sparse_without_rows(const at::Tensor& parameter) {
+  auto values = parameter.sizes().vec();
+  values.front() = 0;
+  const auto options =
+      at::TensorOptions().dtype(parameter.scalar_type()).device(parameter.device());
+  return at::sparse_coo_tensor(
+      at::empty({1, 0}, options.dtype(at::kLong)), at::empty(values, options), parameter.sizes());
+}
+
+/// A sparse gradient that is ready to be sent.
+struct PackedSparse {
+  at::Tensor gradient;     // a copy that a collective may write to
+  std::string difference;  // kind_difference() of a gradient that is not sparse; else ""
+};
+
+// The gradient of `parameter` times `scale`; no rows where it has none or a dense one.
+PackedSparse pack_sparse(const at::Tensor& parameter, double scale) {
+  const at::Tensor& grad = parameter.mutable_grad();
+  const bool is_sparse = grad.defined() && grad.layout() == at::kSparse;
+  // A rank with weight 0 (no samples) sends no rows, so that inf * 0 cannot become NaN.
+  if (is_sparse && scale != 0) return {scale == 1.0 ? grad.clone() : grad * scale, ""};
+  if (is_sparse || !grad.defined()) return {sparse_without_rows(parameter), ""};
+  auto none = sparse_without_rows(parameter);
+  auto difference = kind_difference(grad, none);
+  return {std::move(none), std::move(difference)};
+}
+
+void unpack_sparse(const at::Tensor& parameter, const at::Tensor& reduced) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (grad.defined() && grad.layout() == at::kSparse) {
+    grad.copy_(reduced);
+  } else {
+    grad = reduced;
+  }
+}
+
+}  // namespace
 
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
@@ -189,6 +229,34 @@ std::string Bucket::pack_one(size_t packed, ScaledCopies& copies) {
   }
   view.zero_();
   return kind_difference(grad, view);
+}
+
+void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
+  if (pack_skipped_) return;
+  const auto is_kept = [&](size_t slot) { return !keep.empty() && keep[indices_[slot]]; };
+  if (sparse_) {
+    if (!is_kept(0)) unpack_sparse(parameters_.front(), reduced);
+    packed_.reset();
+    return;
+  }
+  for (auto& [slot, direct] : direct_) direct.unpack(is_kept(slot));
+  placement_->receive(storage_, reduced);
+  auto copies = make_copies(1.0);
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    prefetch_after(packed);
+    const auto& parameter = packed_parameters_[packed];
+    if (!is_kept(packed_slots_[packed])) {
+      placement_->put(parameter.mutable_grad(), storage_, packed, reduced, copies);
+    } else if (saved_[packed].defined()) {
+      copies.copy(storage_.views()[packed], saved_[packed]);
+    }
+  }
+  copies.finish();
+  saved_.assign(packed_slots_.size(), at::Tensor());
+}
+
+void Bucket::move_in() {
+  if (!sparse_) placement_->move_in(storage_, packed_parameters_);
 }
 
 }  // namespace ddp

@@ -10,9 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/parameter_memory.h>
 
-#include "gradients/copied_gradients.h"
 #include "gradients/sharded_gradients.h"
-#include "gradients/viewed_gradients.h"
 
 namespace ddp {
 namespace {
@@ -122,9 +120,8 @@ void BucketSet::shard(
 }
 
 std::unique_ptr<GradientPlacement> BucketSet::make_placement(size_t b) const {
-  if (shards_) return std::make_unique<ShardedGradients>((*shards_)[b]);
-  if (as_views_) return std::make_unique<ViewedGradients>();
-  return std::make_unique<CopiedGradients>();
+  if (shards_) return make_sharded_gradients((*shards_)[b]);
+  return as_views_ ? make_viewed_gradients() : make_copied_gradients();
 }
 
 void BucketSet::pack_all() {

@@ -12,7 +12,6 @@
 
 #include "autograd/autograd_hooks.h"
 #include "autograd/early_failures.h"
-#include "autograd/unaveraged_gradients.h"
 #include "autograd/usage_policy.h"
 #include "buckets/bucket_set.h"
 #include "gradients/averaged_gradients.h"
@@ -38,9 +37,10 @@ namespace ddp {
 ///   5. bucket_reduction.cpp: start() passes the storage to the all-reduce or the hook.
 ///   6. engine_finish.cpp: finish_pass() waits for the buckets, reads the status that the ranks
 ///      agreed on (StatusAgreement), and finalizes one bucket after another.
-///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
-///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average, to which
-///      averaged_gradients.cpp adds those of earlier passes.
+///   7. bucket.cpp: unpack() gives each parameter its part.
+///   8. gradient_placement.cpp: put() makes `.grad` the average, to which averaged_gradients.cpp
+///   adds
+///      those of earlier passes.
 /// Large gradients pass (2), (4), (5) and (7) without a bucket's storage: see direct_gradient.cpp.
 class Reducer::Engine final : public AutogradEvents {
  public:
@@ -52,7 +52,7 @@ class Reducer::Engine final : public AutogradEvents {
   void prepare_for_forward();
   void prepare_for_backward(const ForwardOutcome& outcome);
   void prepare_for_local_backward();
-  void join_backward(const PassTerms& terms);       // engine_join.cpp
+  void join_backward(const PassTerms& terms);       // engine_backward.cpp
   void require_manual_finalization(bool required);  // engine_manual.cpp
   void finalize_backward();
   bool should_finalize_after_backward() const;

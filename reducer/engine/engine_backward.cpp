@@ -226,6 +226,21 @@ void Reducer::Engine::launch_rest() {
   launch(next++);
 }
 
+// A reduced pass of the other ranks: this rank has no backward pass of its own.
+void Reducer::Engine::join_backward(const PassTerms& terms) {
+  monitor_->check();
+  const at::NoGradGuard no_grad;
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+  begin_pass(pass_->number());
+  if (!terms.adds) averaged_.drop();
+  pass_->joined = true;
+  pass_->forwards = 1;
+  pass_->terms = terms;
+  phase_ = Phase::Reducing;
+  launch_rest();
+  finish_pass();
+}
+
 void Reducer::Engine::launch(size_t b) {
   RECORD_FUNCTION(ddp::str("ddp::launch_bucket ", b), c10::ArrayRef<const c10::IValue>());
   const at::NoGradGuard no_grad;

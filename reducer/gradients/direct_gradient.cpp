@@ -9,7 +9,6 @@
 
 #include "autograd/autograd_hooks.h"
 #include "gradients/gradient_copy.h"
-#include "gradients/gradient_kind.h"
 
 namespace ddp {
 namespace {

@@ -1,5 +1,7 @@
 #include "gradients/gradient_copy.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include <ATen/Parallel.h>
@@ -7,8 +9,11 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/mul.h>
+#include <ddp/internal/text.h>
 
-#include "gradients/streaming_copy.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace ddp {
 namespace {
@@ -79,6 +84,49 @@ bool copy_in_memory(const at::Tensor& dst, const at::Tensor& src) {
 }
 
 }  // namespace
+
+bool is_like(const at::Tensor& a, const at::Tensor& b) {
+  return a.layout() == b.layout() && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.sizes() == b.sizes();
+}
+
+std::string kind_difference(const at::Tensor& got, const at::Tensor& expected) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& a, const auto& b) {
+    if (a != b) text += ddp::str(text.empty() ? "" : ", ", what, a, " instead of ", b);
+  };
+  compare("", got.scalar_type(), expected.scalar_type());
+  compare("on ", got.device(), expected.device());
+  compare("layout ", got.layout(), expected.layout());
+  compare("shape ", got.sizes(), expected.sizes());
+  return text;
+}
+
+#ifdef __SSE2__
+void streaming_copy(void* to, const void* from, size_t bytes) {
+  constexpr size_t kWord = sizeof(__m128i);
+  constexpr size_t kWords = 4;  // a cache line
+  auto* destination = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  const size_t head =
+      std::min(bytes, (kWord - reinterpret_cast<uintptr_t>(destination) % kWord) % kWord);
+  std::memcpy(destination, source, head);
+  size_t done = head;
+  for (; done + kWords * kWord <= bytes; done += kWords * kWord) {
+    __m128i words[kWords];
+    for (size_t i = 0; i < kWords; ++i) {
+      words[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + done + i * kWord));
+    }
+    for (size_t i = 0; i < kWords; ++i) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(destination + done + i * kWord), words[i]);
+    }
+  }
+  std::memcpy(destination + done, source + done, bytes - done);
+  _mm_sfence();  // nothing else orders streaming stores, and another process may read the memory
+}
+#else
+void streaming_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+#endif
 
 void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale) {
   if (src.numel() == 0) return;

@@ -1,10 +1,19 @@
+// Whether gradients are of one kind, and copies of them.
 #pragma once
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 namespace ddp {
+
+/// Whether both have one layout, dtype, device and shape.
+bool is_like(const at::Tensor& a, const at::Tensor& b);
+
+/// How `got` differs in what is_like() compares: "Double instead of Float"; "" where it does not.
+std::string kind_difference(const at::Tensor& got, const at::Tensor& expected);
 
 /// dst = src * scale, elementwise, in one pass; a plain copy when `scale` is 1.
 ///
@@ -17,6 +26,11 @@ void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
 
 /// t *= scale, in place; nothing when `scale` is 1.
 void scale_in_place(const at::Tensor& t, double scale);
+
+/// memcpy with stores that bypass the caches, where the processor has them. For large blocks: most
+/// of such a block would be evicted before it is read, and an ordinary store would first read the
+/// cache line that it overwrites.
+void streaming_copy(void* to, const void* from, size_t bytes);
 
 /// Many copies, times one scale: on the CPU each at once; on a device all together in finish(),
 /// with one kernel for many tensors instead of one for each.

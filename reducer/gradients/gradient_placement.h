@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,14 +42,13 @@ class GradientPlacement {
   virtual void move_in(const BucketStorage& storage, const std::vector<at::Tensor>& parameters) {
     (void)storage, (void)parameters;
   }
-
- protected:
-  /// Another tensor on the memory of `view`: changes to one tensor object (detach_,
-  /// requires_grad_) do not affect the other.
-  static at::Tensor share_memory(const at::Tensor& view);
-  /// Copies `reduced` into `grad`, and bumps its version, so that an operation that saved `grad`
-  /// detects the change.
-  static void overwrite(const at::Tensor& grad, const at::Tensor& reduced, ScaledCopies& copies);
 };
+
+/// Gradients with memory of their own: averages are copied out of the bucket's storage.
+std::unique_ptr<GradientPlacement> make_copied_gradients();
+
+/// Gradients that always are views into the bucket's storage (gradient_as_bucket_view): user code
+/// may rely on it.
+std::unique_ptr<GradientPlacement> make_viewed_gradients();
 
 }  // namespace ddp

@@ -61,30 +61,42 @@ class ReduceScatter : public BucketReduction {
   const bool averages_;  // the backend's reduce-scatter has an average
 };
 
+class ShardedGradients final : public GradientPlacement {
+ public:
+  explicit ShardedGradients(GradientShard& shard) : shard_(shard) {}
+
+  void after_pack(at::Tensor& grad, const BucketStorage& /*storage*/, size_t /*slot*/) override {
+    grad.reset();
+  }
+
+  void receive(const BucketStorage& /*storage*/, const at::Tensor& /*reduced*/) override {
+    if (!shard_.previous.defined()) {
+      std::fill(shard_.arrived.begin(), shard_.arrived.end(), char{0});
+      return;
+    }
+    const auto previous = std::exchange(shard_.previous, {});
+    for (const auto& piece : shard_.pieces) {
+      if (!shard_.arrived[piece.slot]) continue;
+      auto average = shard_.average.narrow(0, piece.at, piece.numel);
+      average.add_(previous.narrow(0, piece.at, piece.numel));
+    }
+  }
+
+  void put(
+      at::Tensor& grad, const BucketStorage& /*storage*/, size_t slot,
+      const at::Tensor& /*reduced*/, ScaledCopies& /*copies*/) override {
+    shard_.arrived[slot] = 1;
+    grad.reset();
+  }
+
+ private:
+  GradientShard& shard_;
+};
+
 }  // namespace
 
-void ShardedGradients::after_pack(
-    at::Tensor& grad, const BucketStorage& /*storage*/, size_t /*slot*/) {
-  grad.reset();
-}
-
-void ShardedGradients::receive(const BucketStorage& /*storage*/, const at::Tensor& /*reduced*/) {
-  if (!shard_.previous.defined()) {
-    std::fill(shard_.arrived.begin(), shard_.arrived.end(), char{0});
-    return;
-  }
-  const auto previous = std::exchange(shard_.previous, {});
-  for (const auto& piece : shard_.pieces) {
-    if (!shard_.arrived[piece.slot]) continue;
-    shard_.average.narrow(0, piece.at, piece.numel).add_(previous.narrow(0, piece.at, piece.numel));
-  }
-}
-
-void ShardedGradients::put(
-    at::Tensor& grad, const BucketStorage& /*storage*/, size_t slot, const at::Tensor& /*reduced*/,
-    ScaledCopies& /*copies*/) {
-  shard_.arrived[slot] = 1;
-  grad.reset();
+std::unique_ptr<GradientPlacement> make_sharded_gradients(GradientShard& shard) {
+  return std::make_unique<ShardedGradients>(shard);
 }
 
 std::unique_ptr<BucketReduction> make_reduce_scatter(

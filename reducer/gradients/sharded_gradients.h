@@ -13,20 +13,9 @@ namespace ddp {
 
 /// Gradients that are released once they are packed: the reduction returns only the average of this
 /// rank's part of the bucket.
-class ShardedGradients final : public GradientPlacement {
- public:
-  /// \param shard  of this rank; it outlives this.
-  explicit ShardedGradients(GradientShard& shard) : shard_(shard) {}
-
-  void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
-  void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
-  void put(
-      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
-      ScaledCopies& copies) override;
-
- private:
-  GradientShard& shard_;
-};
+///
+/// \param shard  of this rank; it outlives this.
+std::unique_ptr<GradientPlacement> make_sharded_gradients(GradientShard& shard);
 
 /// Reduce-scatters each bucket.
 ///

@@ -3,7 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/ivalue.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/current_stream.h>
+
+#include "stats/times.h"
 
 namespace ddp {
 namespace {
@@ -26,79 +32,101 @@ double covered_ms(const std::vector<BucketStats>& buckets, double after) {
 
 }  // namespace
 
+Moment::Moment(const std::optional<c10::Device>& device) {
+  if (!device) {
+    time_ = Clock::now();
+    return;
+  }
+  // The default flag is the one with times.
+  event_ = std::make_shared<c10::Event>(device->type(), c10::EventFlag::BACKEND_DEFAULT);
+  event_->record(current_stream_of(*device));
+}
+
+double Moment::ms_since(const Moment& earlier) const {
+  if (!is_known()) return -1;
+  return event_ ? earlier.event_->elapsedTime(*event_) : milliseconds(time_ - earlier.time_);
+}
+
 void StepRecorder::begin_forward(int64_t step) {
   sample_.reset();
   step_ = step;
   skips_ = false;
   if (!is_sampled(step)) return;
   sample_ = std::make_shared<Sample>();
-  if (device_) sample_->events = std::make_unique<EventTimes>(*device_, last_end_on_device_);
-  sample_->begin = Clock::now();
-  sample_->stats.rank = rank_;
-  sample_->stats.step = step;
-  sample_->stats.begin_us =
-      std::chrono::duration<double, std::micro>(sample_->begin.time_since_epoch()).count();
+  sample_->before = last_end_;
+  sample_->begin = Moment(device_);
+  auto& stats = sample_->stats;
+  stats.rank = rank_;
+  stats.step = step;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  stats.begin_us = std::chrono::duration<double, std::micro>(now).count();
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  sample_->stats.begin_unix_ns =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
+  stats.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
 }
 
-void StepRecorder::begin_backward() {
+void StepRecorder::armed(size_t buckets) {
   if (!sample_) return;
-  if (sample_->events) return sample_->events->backward();
-  sample_->stats.forward_ms = sample_->now_ms();
+  const std::lock_guard lock(sample_->mutex);
+  sample_->buckets.assign(buckets, {});
 }
 
 void StepRecorder::note_ready(size_t bucket) {
-  if (sample_->events) return sample_->events->ready(bucket);
   const std::lock_guard lock(sample_->mutex);
-  auto& buckets = sample_->stats.buckets;
+  auto& buckets = sample_->buckets;
   // Another thread may have launched it in between.
-  if (bucket >= buckets.size() || buckets[bucket].launched_ms >= 0) return;
-  buckets[bucket].ready_ms = sample_->now_ms();
+  if (bucket >= buckets.size() || buckets[bucket].launched.is_known()) return;
+  buckets[bucket].ready = Moment(device_);
 }
 
 void StepRecorder::note_launched(size_t bucket, int64_t bytes) {
   const std::lock_guard lock(sample_->mutex);
-  auto& stats = sample_->stats;
-  if (bucket >= stats.buckets.size()) return;
-  auto& launched = stats.buckets[bucket];
+  if (bucket >= sample_->buckets.size()) return;
+  auto& launched = sample_->buckets[bucket];
   launched.bytes = bytes;
-  stats.bytes += bytes;
-  if (sample_->events) return sample_->events->launched(bucket);
-  launched.launched_ms = sample_->now_ms();
-  if (launched.ready_ms < 0) launched.ready_ms = launched.launched_ms;  // no gradient to wait for
+  launched.launched = Moment(device_);
+  if (!launched.ready.is_known()) launched.ready = launched.launched;  // no gradient to wait for
 }
 
 void StepRecorder::note_call_returned(size_t bucket) {
   const std::lock_guard lock(sample_->mutex);
-  const auto& stats = sample_->stats;
-  if (bucket >= stats.buckets.size() || stats.compute_ms > 0) return;
-  const auto& launched = stats.buckets[bucket];
-  const double end = launched.done_ms < 0 ? sample_->now_ms() : launched.done_ms;
-  sample_->blocked_ms += end - launched.launched_ms;
+  if (bucket >= sample_->buckets.size() || sample_->computed.is_known()) return;
+  const auto& launched = sample_->buckets[bucket];
+  const auto end = launched.done.is_known() ? launched.done : Moment(device_);
+  sample_->blocked_ms += end.ms_since(launched.launched);
 }
 
-void StepRecorder::note_done(Sample& sample, size_t bucket) {
-  const double now = sample.now_ms();
+void StepRecorder::note_done(
+    Sample& sample, size_t bucket, const std::optional<c10::Device>& device) {
   const std::lock_guard lock(sample.mutex);
-  auto& buckets = sample.stats.buckets;
-  if (bucket < buckets.size() && buckets[bucket].done_ms < 0) buckets[bucket].done_ms = now;
+  if (bucket >= sample.buckets.size()) return;
+  auto& done = sample.buckets[bucket].done;
+  if (!done.is_known()) done = Moment(device);
+}
+
+// A side stream waits for the bucket's collective alone.
+void StepRecorder::note_done_beside(size_t bucket, c10d::Work& work) {
+  const c10::impl::VirtualGuardImpl streams(device_->type());
+  auto stream = streams.getStreamFromGlobalPool(*device_);
+  // The pool hands out its streams in turns, and the program may have this one from it.
+  if (stream == current_stream_of(*device_)) stream = streams.getStreamFromGlobalPool(*device_);
+  const c10::StreamGuard side(stream);
+  work.synchronize();
+  note_done(*sample_, bucket, device_);
 }
 
 // Records the end of the bucket's collective from its own callback, where the backend has one that
 // is called at the end.
 void StepRecorder::watch(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu) {
-  if (sample_->events) {
-    if (in_flight.work) sample_->events->done(bucket, *in_flight.work);
+  if (device_) {
+    if (in_flight.work) note_done_beside(bucket, *in_flight.work);
     return;
   }
-  if (!in_flight.work && !in_flight.future) return note_done(*sample_, bucket);  // a group of one
+  if (!in_flight.work && !in_flight.future) return note_done(*sample_, bucket, {});  // one rank
   if (!on_cpu) return;  // NCCL's work is complete when it is queued
   try {
     const auto future = in_flight.future ? in_flight.future : in_flight.work->getFuture();
     future->addCallback(
-        [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket); });
+        [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket, {}); });
   } catch (const c10::Error&) {
     // A backend without futures: reduced() records the end.
   }
@@ -113,29 +141,15 @@ double StepRecorder::median_step_ms(int64_t after) const {
   return median(std::move(times));
 }
 
-void StepRecorder::autograd_done() {
-  if (!sample_) return;
-  if (sample_->events) return sample_->events->computed();
-  sample_->stats.compute_ms = sample_->now_ms();
-}
-
 void StepRecorder::end_pass(bool joined) {
   if (joined) sample_.reset();
   if (joined || skips_ || every_ == 0) return;
-  const auto now = Clock::now();
-  const auto before = std::exchange(last_end_, now);
   const auto sample = std::exchange(sample_, nullptr);
-  last_end_on_device_.reset();
-  if (device_ && (sample || is_sampled(step_ + 1))) {
-    last_end_on_device_ = moment_on(*device_);
-  }
+  // An event costs more than a look at the clock.
+  const bool needs_end = !device_ || sample || is_sampled(step_ + 1);
+  last_end_ = needs_end ? Moment(device_) : Moment();
   if (!sample) return;
-  if (sample->events) {
-    sample->events->end(last_end_on_device_);
-  } else {
-    sample->stats.total_ms = sample->now_ms();
-    if (before != Clock::time_point{}) sample->stats.step_ms = milliseconds(now - before);
-  }
+  sample->end = last_end_;
   ending_.push_back(sample);
   take_ended();
 }
@@ -143,17 +157,37 @@ void StepRecorder::end_pass(bool joined) {
 void StepRecorder::take_ended() {
   while (!ending_.empty()) {
     auto& sample = *ending_.front();
-    if (sample.events && !sample.events->are_over() && ending_.size() <= kKeptSteps) return;
-    if (!sample.events || sample.events->are_over()) steps_.push_back(stats_of(sample));
+    const bool over = is_over(sample);
+    if (!over && ending_.size() <= kKeptSteps) return;
+    if (over) steps_.push_back(stats_of(sample));
     ending_.pop_front();
     if (steps_.size() > kKeptSteps) steps_.pop_front();
   }
 }
 
+bool StepRecorder::is_over(Sample& sample) {
+  for (const auto* moment :
+       {&sample.end, &sample.computed, &sample.backward, &sample.begin, &sample.before}) {
+    if (!moment->is_over()) return false;
+  }
+  const std::lock_guard lock(sample.mutex);
+  return std::all_of(sample.buckets.begin(), sample.buckets.end(), [](const BucketMoments& bucket) {
+    return bucket.done.is_over() && bucket.launched.is_over() && bucket.ready.is_over();
+  });
+}
+
 StepStats StepRecorder::stats_of(Sample& sample) {
   const std::lock_guard lock(sample.mutex);
   auto stats = sample.stats;
-  if (sample.events) sample.events->write(stats);
+  const auto since_begin = [&](const Moment& moment) { return moment.ms_since(sample.begin); };
+  stats.forward_ms = since_begin(sample.backward);
+  stats.compute_ms = since_begin(sample.computed);
+  stats.total_ms = since_begin(sample.end);
+  if (sample.before.is_known()) stats.step_ms = sample.end.ms_since(sample.before);
+  for (const auto& [bytes, ready, launched, done] : sample.buckets) {
+    stats.bytes += bytes;
+    stats.buckets.push_back({bytes, since_begin(ready), since_begin(launched), since_begin(done)});
+  }
   stats.communication_ms = covered_ms(stats.buckets, 0);
   stats.exposed_ms = sample.blocked_ms + covered_ms(stats.buckets, stats.compute_ms);
   return stats;
@@ -162,7 +196,7 @@ StepStats StepRecorder::stats_of(Sample& sample) {
 std::vector<StepStats> StepRecorder::steps() const {
   std::vector<StepStats> steps(steps_.begin(), steps_.end());
   for (const auto& sample : ending_) {
-    if (!sample->events->are_over()) break;
+    if (!is_over(*sample)) break;
     steps.push_back(stats_of(*sample));
   }
   return steps;

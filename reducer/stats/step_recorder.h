@@ -8,15 +8,36 @@
 #include <optional>
 #include <vector>
 
-#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
 #include <ddp/reduction_stats.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "pass/pass_observer.h"
-#include "stats/event_times.h"
-#include "stats/times.h"
 
 namespace ddp {
+
+/// A moment of a step: a time of the host, or on a device an event in a stream, for which the host
+/// does not wait.
+class Moment {
+ public:
+  /// An unknown one.
+  Moment() = default;
+  /// The present: on a device that of its current stream.
+  explicit Moment(const std::optional<c10::Device>& device);
+
+  bool is_known() const { return event_ || time_ != Clock::time_point{}; }
+  /// Whether the device has come to it.
+  bool is_over() const { return !event_ || event_->query(); }
+  /// \pre  both are over. -1 where this one is unknown.
+  double ms_since(const Moment& earlier) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point time_{};
+  std::shared_ptr<c10::Event> event_;
+};
 
 /// Takes the times of sampled steps. In other steps a call only tests a pointer, except at the
 /// beginning and the end.
@@ -43,12 +64,10 @@ class StepRecorder final : public PassObserver {
   }
   /// Whether the host has to wait for the collectives of this step to know their times.
   bool makes_host_wait() const { return sample_ != nullptr && !device_; }
-  void armed(size_t buckets) override {
-    if (!sample_) return;
-    sample_->stats.buckets.assign(buckets, {});
-    if (sample_->events) sample_->events->arm(buckets);
+  void armed(size_t buckets) override;
+  void begin_backward() override {
+    if (sample_) sample_->backward = Moment(device_);
   }
-  void begin_backward() override;
   void bucket_ready(size_t bucket) override {
     if (sample_) note_ready(bucket);
   }
@@ -60,10 +79,11 @@ class StepRecorder final : public PassObserver {
     if (sample_) watch(bucket, in_flight, on_cpu);
   }
   void reduced(size_t bucket) override {
-    if (!sample_) return;
-    sample_->events ? sample_->events->done(bucket) : note_done(*sample_, bucket);
+    if (sample_) note_done(*sample_, bucket, device_);
   }
-  void autograd_done() override;
+  void autograd_done() override {
+    if (sample_) sample_->computed = Moment(device_);
+  }
   /// Stores the step, unless this rank had no input in it.
   void end_pass(bool joined) override;
 
@@ -74,24 +94,30 @@ class StepRecorder final : public PassObserver {
 
  private:
   static constexpr int64_t kFirst = 10;
-  using Clock = std::chrono::steady_clock;
+
+  struct BucketMoments {
+    int64_t bytes = 0;
+    Moment ready, launched, done;
+  };
 
   /// The times of one step. Callbacks of collectives may keep it after the step.
   struct Sample {
-    Clock::time_point begin;
-    std::mutex mutex;  // guards the content of `stats.buckets`
-    StepStats stats;
+    StepStats stats;  // without times and buckets
+    Moment before;    // the end of the step before
+    Moment begin, backward, computed, end;
+    std::mutex mutex;  // guards the members below
+    std::vector<BucketMoments> buckets;
     double blocked_ms = 0;  // time during autograd that its threads spent in calls that launch
-    std::unique_ptr<EventTimes> events;  // on a device
-    double now_ms() const { return milliseconds(Clock::now() - begin); }
   };
 
   bool is_sampled(int64_t step) const {
     return every_ > 0 && (step <= first_ || step % every_ == 0);
   }
+  static bool is_over(Sample& sample);
   static StepStats stats_of(Sample& sample);
   void take_ended();
-  static void note_done(Sample& sample, size_t bucket);
+  static void note_done(Sample& sample, size_t bucket, const std::optional<c10::Device>& device);
+  void note_done_beside(size_t bucket, c10d::Work& work);
   void note_ready(size_t bucket);
   void note_launched(size_t bucket, int64_t bytes);
   void note_call_returned(size_t bucket);
@@ -103,9 +129,8 @@ class StepRecorder final : public PassObserver {
   std::shared_ptr<Sample> sample_;  // of the current step; null if it is not sampled
   std::optional<c10::Device> device_;
   int64_t step_ = 0;
-  bool skips_ = false;  // the current step is captured
-  Clock::time_point last_end_{};
-  EventTimes::Moment last_end_on_device_;       // of a step before one that is sampled
+  bool skips_ = false;                          // the current step is captured
+  Moment last_end_;                             // of a step before one that is sampled
   std::deque<std::shared_ptr<Sample>> ending_;  // that the device may not have ended
   std::deque<StepStats> steps_;
 };

@@ -7,54 +7,38 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
+#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {
 
-// A problem in the form that is sent to the other ranks.
-struct ProblemText {
-  std::string what;
-  std::string remedy;
-};
+// The texts of problems, as they are sent to the other ranks: a description and a remedy for each.
+using Texts = std::vector<std::string>;
 
-std::vector<ProblemText> texts_of(const std::vector<Problem>& problems, size_t all) {
-  std::vector<ProblemText> texts;
-  for (const auto& p : problems) texts.push_back({describe_problem(p, all), p.remedy});
+Texts texts_of(const std::vector<Problem>& problems, size_t all) {
+  Texts texts;
+  for (const auto& p : problems) texts.insert(texts.end(), {describe_problem(p, all), p.remedy});
   return texts;
 }
 
-std::string serialize(const std::vector<ProblemText>& problems) {
-  std::vector<std::string> texts;
-  for (const auto& p : problems) texts.insert(texts.end(), {p.what, p.remedy});
-  return packed(texts);
-}
-
-std::vector<ProblemText> parse_problems(const std::string& text) {
-  const auto texts = unpacked(text);
-  std::vector<ProblemText> problems;
-  for (size_t i = 0; i + 1 < texts.size(); i += 2) problems.push_back({texts[i], texts[i + 1]});
-  return problems;
-}
-
-std::string ranks_text(const std::vector<size_t>& ranks, size_t world) {
+std::string on_ranks_text(const std::vector<size_t>& ranks, size_t world) {
   if (ranks.size() == world && world > 1) return " on every rank";
-  std::string text = ranks.size() == 1 ? " on rank " : " on ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text + " of " + std::to_string(world);
+  return ddp::str(" on ", ranks_text(ranks), " of ", world);
 }
 
-std::string describe(const std::vector<std::vector<ProblemText>>& by_rank) {
-  std::vector<std::pair<ProblemText, std::vector<size_t>>>
-      distinct;  // in order of their first rank
+std::string describe(const std::vector<Texts>& by_rank) {
+  struct Distinct {
+    std::string what, remedy;
+    std::vector<size_t> ranks;
+  };
+  std::vector<Distinct> distinct;  // in order of their first rank
   std::map<std::string, size_t> place;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    for (const auto& problem : by_rank[rank]) {
-      const auto [at, is_new] = place.emplace(problem.what, distinct.size());
-      if (is_new) distinct.push_back({problem, {}});
-      auto& ranks = distinct[at->second].second;
+    const auto& texts = by_rank[rank];
+    for (size_t i = 0; i + 1 < texts.size(); i += 2) {
+      const auto [at, is_new] = place.emplace(texts[i], distinct.size());
+      if (is_new) distinct.push_back({texts[i], texts[i + 1], {}});
+      auto& ranks = distinct[at->second].ranks;
       if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
     }
   }
@@ -62,7 +46,8 @@ std::string describe(const std::vector<std::vector<ProblemText>>& by_rank) {
   for (size_t i = 0; i < distinct.size() && i < kMostProblems; ++i) {
     const auto& [problem, ranks] = distinct[i];
     if (!text.empty()) text += '\n';
-    text += "Reducer: " + problem.what + ranks_text(ranks, by_rank.size()) + ". " + problem.remedy;
+    text +=
+        "Reducer: " + problem.what + on_ranks_text(ranks, by_rank.size()) + ". " + problem.remedy;
   }
   if (distinct.size() > kMostProblems) {
     text += ddp::str("\nand ", distinct.size() - kMostProblems, " more problems.");
@@ -104,16 +89,16 @@ std::string describe_problem(const Problem& problem, size_t all) {
 }
 
 std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank, size_t all) {
-  std::vector<std::vector<ProblemText>> texts;
+  std::vector<Texts> texts;
   for (const auto& problems : by_rank) texts.push_back(texts_of(problems, all));
   return describe(texts);
 }
 
 std::string gather_problems(
     const std::vector<Problem>& mine, size_t all, const ProcessGroup& group, WaitForWork wait) {
-  std::vector<std::vector<ProblemText>> by_rank;
-  for (const auto& text : gather_strings(serialize(texts_of(mine, all)), group, wait)) {
-    by_rank.push_back(parse_problems(text));
+  std::vector<Texts> by_rank;
+  for (const auto& text : gather_strings(packed(texts_of(mine, all)), group, wait)) {
+    by_rank.push_back(unpacked(text));
   }
   return describe(by_rank);
 }

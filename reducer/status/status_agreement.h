@@ -59,7 +59,6 @@ class StatusAgreement {
   /// \param tracked  parameters whose usage is tracked.
   static int64_t size(size_t tracked);
   int64_t size() const { return size(tracks_usage_ ? parameters_ : 0); }
-  bool tracks_usage() const { return tracks_usage_; }
   bool defers() const { return defers_; }
 
   /// Reports a problem of a pass: the next status makes it an error on every rank.

@@ -13,7 +13,7 @@
 #include <ddp/internal/text.h>
 #include <torch/torch.h>
 
-#include "ddp/precision/casts.h"
+#include "ddp/precision/low_precision_parameters.h"
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

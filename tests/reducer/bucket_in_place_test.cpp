@@ -7,8 +7,7 @@
 #include <torch/torch.h>
 
 #include "reducer/buckets/bucket.h"
-#include "reducer/gradients/copied_gradients.h"
-#include "reducer/gradients/viewed_gradients.h"
+#include "reducer/gradients/gradient_placement.h"
 
 #include "support/catch.h"
 
@@ -21,12 +20,13 @@ std::vector<NamedParameter> two_parameters() {
       {"b", torch::ones({4}).set_requires_grad(true)}};
 }
 
-template <typename Placement>
-Bucket bucket_of(const std::vector<NamedParameter>& parameters) {
+Bucket bucket_of(
+    const std::vector<NamedParameter>& parameters,
+    std::unique_ptr<GradientPlacement> placement = make_copied_gradients()) {
   const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
     return torch::full({numel}, 7, options);
   };
-  Bucket bucket(parameters, {0, 1}, /*tail=*/0, std::make_unique<Placement>(), allocate, nullptr);
+  Bucket bucket(parameters, {0, 1}, /*tail=*/0, std::move(placement), allocate, nullptr);
   bucket.allocate();
   return bucket;
 }
@@ -40,7 +40,7 @@ void give_gradients(const std::vector<NamedParameter>& parameters) {
 TEST_CASE("skip_pack leaves gradients and their memory unchanged", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
-  auto bucket = bucket_of<CopiedGradients>(parameters);
+  auto bucket = bucket_of(parameters);
   give_gradients(parameters);
   const auto grad = parameters[0].tensor.grad();
   const auto version = grad._version();
@@ -60,7 +60,7 @@ TEST_CASE("skip_pack leaves gradients and their memory unchanged", "[bucket]") {
 TEST_CASE("skip_pack without unpack does not affect the next pass", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
-  auto bucket = bucket_of<CopiedGradients>(parameters);
+  auto bucket = bucket_of(parameters);
   give_gradients(parameters);
   REQUIRE(bucket.skip_pack(nullptr));
   bucket.pack(0.5);
@@ -72,7 +72,7 @@ TEST_CASE("skip_pack refuses where unpack is needed", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
   SECTION("a gradient that is missing") {
-    auto bucket = bucket_of<CopiedGradients>(parameters);
+    auto bucket = bucket_of(parameters);
     give_gradients(parameters);
     parameters[1].tensor.mutable_grad().reset();
     CHECK_FALSE(bucket.skip_pack(nullptr));
@@ -80,13 +80,13 @@ TEST_CASE("skip_pack refuses where unpack is needed", "[bucket]") {
     CHECK(bucket.skip_pack(&used));
   }
   SECTION("a gradient of another kind") {
-    auto bucket = bucket_of<CopiedGradients>(parameters);
+    auto bucket = bucket_of(parameters);
     give_gradients(parameters);
     parameters[1].tensor.mutable_grad() = torch::ones({4}, at::kDouble);
     CHECK_FALSE(bucket.skip_pack(nullptr));
   }
   SECTION("gradients that are views of their bucket") {
-    auto bucket = bucket_of<ViewedGradients>(parameters);
+    auto bucket = bucket_of(parameters, make_viewed_gradients());
     give_gradients(parameters);
     CHECK_FALSE(bucket.skip_pack(nullptr));
   }
@@ -104,10 +104,9 @@ TEST_CASE("slots begin where a GPU copies 16 bytes at once", "[bucket]") {
   const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
     return torch::full({numel}, 7, options);
   };
-  std::unique_ptr<GradientPlacement> placement = std::make_unique<CopiedGradients>();
-  if (as_views) placement = std::make_unique<ViewedGradients>();
   Bucket bucket(
-      parameters, {0, 1, 2, 3}, /*tail=*/2, std::move(placement), allocate, nullptr,
+      parameters, {0, 1, 2, 3}, /*tail=*/2,
+      as_views ? make_viewed_gradients() : make_copied_gradients(), allocate, nullptr,
       /*slot_bytes=*/16);
   CHECK(bucket.storage_bytes() == (3 + 1 + 5 + 1 + 4 + 1 + 2) * 8);
   bucket.allocate();

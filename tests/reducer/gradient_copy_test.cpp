@@ -6,7 +6,6 @@
 
 #include <torch/torch.h>
 
-#include "reducer/gradients/streaming_copy.h"
 #include "support/catch.h"
 
 namespace ddp {

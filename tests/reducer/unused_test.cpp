@@ -2,8 +2,8 @@
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
-#include "reducer/autograd/forward_outputs.h"
 #include "reducer/autograd/graph_search.h"
+#include "reducer/autograd/usage_policy.h"
 #include "reducer/passes.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"

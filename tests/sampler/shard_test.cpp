@@ -1,4 +1,4 @@
-#include "sampler/shard.h"
+#include "sampler/order.h"
 
 #include <fstream>
 #include <ios>
@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "sampler/order.h"
 #include "support/catch.h"
 
 namespace {

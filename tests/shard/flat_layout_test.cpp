@@ -1,4 +1,4 @@
-#include <ddp/internal/flat_layout.h>
+#include <ddp/internal/flat_parameters.h>
 
 #include <numeric>
 #include <random>

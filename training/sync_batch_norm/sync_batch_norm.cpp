@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <ddp/detail/join_scope.h>
 #include <ddp/detail/recompute.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
+#include <ddp/join.h>
 
 #include "normalize.h"
 

@@ -122,4 +122,12 @@ DDP_API void join(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body,
     const JoinOptions& options = {});
 
+namespace detail {
+
+/// Whether this thread is in the body of a join() that continues when ranks have no input left.
+/// Such ranks do not run the collectives of a module's forward.
+DDP_API bool in_uneven_join();
+
+}  // namespace detail
+
 }  // namespace ddp

@@ -11,7 +11,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Type.h>
-#include <ddp/detail/forward_pointer.h>
 #include <ddp/detail/unit_call.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/device_mesh.h>

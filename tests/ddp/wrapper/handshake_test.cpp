@@ -2,7 +2,6 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
-#include "ddp/replicas/model_description.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 #include "support/relay_backend.h"

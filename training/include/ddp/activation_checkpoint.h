@@ -10,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Type.h>
-#include <ddp/detail/forward_pointer.h>
 #include <ddp/detail/recompute.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/export.h>

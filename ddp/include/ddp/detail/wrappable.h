@@ -1,9 +1,10 @@
 #pragma once
 
-// Not a public header: the checks of the type that DistributedDataParallel wraps.
+// Not a public header: the types of modules that wrappers take, and the signature of their forward.
 
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
@@ -60,5 +61,20 @@ constexpr bool has_forward() {
     return true;  // a type that is not wrappable is another error
   }
 }
+
+/// Stands for a forward that is a template or overloaded.
+struct Overloaded {};
+/// The type of a pointer to the module's forward.
+template <typename Module, typename = void>
+struct ForwardPointer {
+  using type = Overloaded;
+};
+template <typename Module>
+struct ForwardPointer<Module, std::void_t<decltype(&Module::forward)>> {
+  using type = decltype(&Module::forward);
+};
+/// The module in a holder or behind a pointer.
+template <typename M>
+using PointeeOf = std::decay_t<decltype(*std::declval<M&>())>;
 
 }  // namespace ddp::detail

@@ -14,7 +14,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Type.h>
-#include <ddp/detail/forward_pointer.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/export.h>

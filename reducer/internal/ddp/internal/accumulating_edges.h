@@ -19,6 +19,13 @@ class ShardNodeBase : public torch::autograd::Node {
 
 /// The edges to `tensors` for a node that computes with whole parameters, whether these are shards
 /// now or not: as torch::autograd::collect_next_edges() otherwise.
-torch::autograd::edge_list accumulating_edges(const std::vector<at::Tensor>& tensors);
+inline torch::autograd::edge_list accumulating_edges(const std::vector<at::Tensor>& tensors) {
+  auto edges = torch::autograd::collect_next_edges(tensors);
+  for (auto& edge : edges) {
+    const auto* shard = dynamic_cast<const ShardNodeBase*>(edge.function.get());
+    if (shard != nullptr) edge.function = shard->accumulator();
+  }
+  return edges;
+}
 
 }  // namespace ddp

@@ -1,7 +1,8 @@
-// Events that autograd reports to its engine alone.
+// Events of autograd for which it has no hooks.
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 
 #include <torch/csrc/autograd/function.h>
@@ -28,5 +29,14 @@ using BackwardFailed =
 ///
 /// \return  as set_saved_hooks().
 bool set_backward_failed(BackwardFailed failed);
+
+/// Calls one of the two functions when the backward pass that the calling thread runs ends.
+///
+/// \param done  called after all nodes; it may throw, and backward() then throws the same.
+/// \param failed  called when the pass has thrown, with what it threw; null where that is not
+/// known.
+///        It must not throw.
+void at_backward_end(
+    std::function<void()> done, std::function<void(const std::exception_ptr& cause)> failed);
 
 }  // namespace ddp

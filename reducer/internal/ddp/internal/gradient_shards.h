@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/flat_layout.h>
+#include <ddp/internal/flat_parameters.h>
 
 namespace ddp {
 

@@ -1,13 +1,40 @@
+// Parameters in flat memory that is cut into a shard for each rank.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/flat_layout.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
+
+/// Elements of one tensor, in the order of its memory, that are part of one rank's shard.
+struct ShardPiece {
+  size_t slot;    // index of the tensor in its layout
+  int64_t from;   // first element in the tensor
+  int64_t at;     // first element in the shard
+  int64_t numel;  // at least 1
+};
+
+/// Tensors one after another in a flat one, which is cut into a shard for each rank: with shards of
+/// n elements, rank r has elements [r * n, (r + 1) * n). Elements after the last tensor are
+/// padding.
+struct FlatLayout {
+  /// \param numels  the tensors' numbers of elements.
+  FlatLayout(const std::vector<int64_t>& numels, int ranks);
+
+  /// Elements of the flat tensor, with padding.
+  int64_t numel() const { return shard_numel * ranks; }
+  int64_t padding() const { return numel() - offsets.back(); }
+  /// The pieces of a rank's shard, in its order.
+  std::vector<ShardPiece> pieces(int rank) const;
+
+  std::vector<int64_t> offsets;  // by tensor: its first element; and the end of the last tensor
+  int ranks;
+  int64_t shard_numel;  // a multiple of 4
+};
 
 /// Parameters of one dtype and device whose memory is one flat tensor, the whole. Each rank of a
 /// group keeps its shard of it up to date, and gathers the others.
@@ -20,7 +47,7 @@ class FlatParameters {
   const FlatLayout& layout() const { return layout_; }
   /// 1-D, of layout().numel() elements.
   const at::Tensor& whole() const { return whole_; }
-  /// 1-D, this rank's elements of the whole; in the whole's memory until the first release().
+  /// 1-D, this rank's elements of the whole, in the whole's memory.
   const at::Tensor& shard() const { return shard_; }
   /// The parameters' places in the whole, with their strides.
   const std::vector<at::Tensor>& views() const { return views_; }
@@ -29,15 +56,11 @@ class FlatParameters {
   /// value that the parameter has.
   void move_in(size_t i);
 
-  /// Begins to gather the ranks' shards into the whole, whose memory it allocates after a
-  /// release(). The parameters have the values when the returned work is done.
+  /// Begins to gather the ranks' shards into the whole. The parameters have the values when the
+  /// returned work is done.
   ///
   /// Collective. A backend may need a copy of the whole until then.
   c10::intrusive_ptr<c10d::Work> gather_async();
-  /// Frees the memory of the whole. Until it is gathered again, nothing may read parameters that
-  /// use it. The first call moves the shard out of the whole, to which earlier views of the shard
-  /// still refer.
-  void release();
 
  private:
   ProcessGroup group_;

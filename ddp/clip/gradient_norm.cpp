@@ -1,4 +1,4 @@
-#include "zero/gradient_norm.h"
+#include "clip/gradient_norm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -85,6 +85,20 @@ at::Tensor powers_of(const std::vector<ShardedGradients>& sets, double norm_type
 }
 
 }  // namespace
+
+void GradientSets::add(
+    const ParameterLayout& layout, const std::vector<ProcessGroup>& groups,
+    const at::Tensor& gradient) {
+  auto set = std::find_if(sets_.begin(), sets_.end(), [&](const ShardedGradients& known) {
+    return known.sharded_over == groups;
+  });
+  if (set == sets_.end()) set = sets_.insert(set, {{}, groups});
+  if (!gradient.defined()) return;
+  DDP_CHECK_VALUE(
+      !layout.partial, "clip_grad_norm_: expected complete gradients, got a part of a sum of ",
+      layout.name, ". Sum it over the ranks before.");
+  set->gradients.push_back(gradient);
+}
 
 at::Tensor sum_of_powers(const std::vector<at::Tensor>& gradients, double norm_type) {
   if (norm_type == 0) return at::full({}, static_cast<double>(gradients.size()), at::kDouble);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -11,6 +12,24 @@ namespace ddp {
 struct ShardedGradients {
   std::vector<at::Tensor> gradients;
   std::vector<ProcessGroup> sharded_over;
+};
+
+/// Collects gradients by the groups over which they are cut.
+class GradientSets {
+ public:
+  /// Adds a set, if an empty one, for the groups: ranks without a gradient take part, too. So every
+  /// rank has the sets in the same order.
+  ///
+  /// \param gradient  of the layout's parameter, or this rank's part of it; may be undefined.
+  /// \throws c10::ValueError  if that is a part of a sum.
+  void add(
+      const ParameterLayout& layout, const std::vector<ProcessGroup>& groups,
+      const at::Tensor& gradient);
+
+  const std::vector<ShardedGradients>& sets() const { return sets_; }
+
+ private:
+  std::vector<ShardedGradients> sets_;
 };
 
 /// This rank's sum of |element|^norm_type, or its largest |element|: one double.

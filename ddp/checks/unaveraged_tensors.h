@@ -1,3 +1,4 @@
+// Warnings of tensors that train without being averaged.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,30 @@
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
+#include "wrapper/model_tensors.h"
+
 namespace ddp {
+
+/// Warns of parameters that were registered after the module was wrapped.
+class ParameterWatch {
+ public:
+  /// Remembers the parameters that `root` has now. `root` outlives this.
+  ParameterWatch(const torch::nn::Module& root, const Names& ignored);
+
+  /// Warns of the parameters that require a gradient and were registered since, without the ignored
+  /// ones, of each once.
+  ///
+  /// Cost: a walk over all modules, about 0.1 us each; more only where something has changed.
+  void warn_of_new(const GroupMonitor& monitor);
+
+ private:
+  std::vector<std::string> find_new();
+
+  const torch::nn::Module& root_;
+  const Names ignored_;
+  std::vector<const void*> tensors_;  // TensorImpls, in the order of a walk over the modules
+  Names known_;
+};
 
 /// Warns of a learnable tensor of no wrapped module (a policy's log_std) that an optimizer steps on
 /// each rank's own gradients. Such a tensor
