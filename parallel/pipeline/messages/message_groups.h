@@ -7,7 +7,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/process_group.h>
 
-#include "pipeline/messages/routes.h"
+#include "pipeline/schedule.h"
 
 namespace ddp {
 
