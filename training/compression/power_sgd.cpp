@@ -20,7 +20,6 @@
 #include <ddp/internal/current_stream.h>
 
 #include "bucket_states.h"
-#include "finite.h"
 #include "low_rank.h"
 
 namespace ddp::hooks {

@@ -18,7 +18,6 @@
 #include <ddp/internal/current_stream.h>
 
 #include "bucket_states.h"
-#include "finite.h"
 #include "largest.h"
 
 namespace ddp::hooks {

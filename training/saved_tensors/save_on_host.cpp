@@ -1,6 +1,5 @@
 #include <ddp/save_on_host.h>
 
-#include "saved_tensors/host_copy.h"
 #include "saved_tensors/saved_tensor_hooks.h"
 
 namespace ddp {
