@@ -17,7 +17,6 @@
 #include <ddp/pipeline.h>
 
 #include "pipeline/messages/inbox.h"
-#include "pipeline/messages/message_groups.h"
 #include "pipeline/messages/message_header.h"
 #include "pipeline/messages/outbox.h"
 #include "pipeline/messages/wire.h"
