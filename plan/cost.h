@@ -1,4 +1,4 @@
-// What a layout costs on a cluster: memory, messages, and the time of a step.
+// The costs of a layout on a cluster: memory, messages, and the time of a step.
 #pragma once
 
 #include <cstdint>

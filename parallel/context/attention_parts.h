@@ -1,4 +1,4 @@
-// What both attentions over a sequence that is cut begin with.
+// The beginning of both attentions over a sequence that is cut.
 #pragma once
 
 #include <cstdint>

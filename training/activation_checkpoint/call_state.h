@@ -1,4 +1,4 @@
-// What a call depends on besides its arguments, so that a repetition finds the same.
+// The state that a call depends on besides its arguments, so that a repetition finds the same.
 #pragma once
 
 #include <cstdint>
