@@ -1,5 +1,5 @@
-// The state that a communication hook keeps for each bucket from one step to the next, if the step
-// was finite.
+// The state that a communication hook keeps for each bucket from one step to the next, and whether
+// what it got in a step is finite.
 #pragma once
 
 #include <cstdint>

@@ -69,6 +69,7 @@ c10::IValue unflatten(const std::string& text, std::vector<at::Tensor>& tensors)
     auto& tensor = all.emplace_back();
     const auto dtype = *kind++;
     if (dtype == kUndefined) continue;
+    TORCH_INTERNAL_ASSERT(dtype >= 0 && dtype < static_cast<int64_t>(at::ScalarType::NumOptions));
     TORCH_INTERNAL_ASSERT(kind != kinds.end() && *kind >= 0 && *kind < kinds.end() - kind);
     const auto dim = *kind++;
     tensor = at::empty(std::vector<int64_t>(kind, kind + dim), static_cast<at::ScalarType>(dtype));
