@@ -4,11 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "plan/cluster.h"
+#include "plan/cost.h"
 #include "plan/layout.h"
-#include "plan/memory.h"
 #include "plan/model.h"
-#include "plan/step_time.h"
 
 namespace ddp::plan {
 

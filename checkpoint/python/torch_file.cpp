@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/map_leaves.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <ddp/internal/file_io.h>
@@ -28,23 +29,9 @@ std::string tensor_record(const std::string& key) { return "data/" + key; }
 class HostCopy {
  public:
   c10::IValue of(const c10::IValue& value) {
-    if (value.isTensor()) return of(value.toTensor());
-    if (value.isTuple()) {
-      std::vector<c10::IValue> elements;
-      for (const auto& element : value.toTupleRef().elements()) elements.push_back(of(element));
-      return c10::ivalue::Tuple::create(std::move(elements));
-    }
-    if (value.isList()) {
-      auto list = make_list();
-      for (const auto& element : value.toListRef()) list.push_back(of(element));
-      return list;
-    }
-    if (value.isGenericDict()) {
-      auto dict = make_dict();
-      for (const auto& entry : value.toGenericDict()) dict.insert(entry.key(), of(entry.value()));
-      return dict;
-    }
-    return value;
+    return map_leaves(value, [&](const c10::IValue& leaf) {
+      return leaf.isTensor() ? c10::IValue(of(leaf.toTensor())) : leaf;
+    });
   }
 
  private:

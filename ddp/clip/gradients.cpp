@@ -6,7 +6,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ddp/device_mesh.h>
-#include <ddp/gradients.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>

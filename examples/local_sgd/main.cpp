@@ -32,15 +32,20 @@ void run(const Options& options, examples::Progress& progress) {
   const auto test = read_digits(options, "t10k");
   auto net = make_classifier(train, options);
   ddp::DistributedDataParallel model(net);
-  // After the warm-up no gradients are sent; with a `subgroup`, the ranks of a host would send
-  // theirs.
-  model->register_comm_hook(ddp::hooks::post_local_sgd(ddp::hooks::PostLocalSGDHookOptions()
-                                                           .start_iter(options.warmup)
-                                                           .post_local_gradient_allreduce(false)));
+  const auto averager =
+      std::make_shared<ddp::PeriodicModelAverager>(options.period, options.warmup);
   ddp::PostLocalSGDOptimizer optimizer(
       std::make_shared<torch::optim::SGD>(
           model->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.5)),
-      std::make_shared<ddp::PeriodicModelAverager>(options.period, options.warmup));
+      averager);
+  const auto loss_of = [&](const examples::Digits& batch) {
+    // After the warm-up no gradients are sent.
+    if (averager->step() < options.warmup) {
+      return torch::cross_entropy_loss(model->forward(batch.pixels), batch.labels);
+    }
+    const auto alone = model->no_sync();
+    return torch::cross_entropy_loss(model->forward(batch.pixels), batch.labels);
+  };
   ddp::DistributedSampler sampler(static_cast<size_t>(train.size()));
 
   int64_t steps = 0;
@@ -52,7 +57,7 @@ void run(const Options& options, examples::Progress& progress) {
     while (const auto indices = sampler.next(options.batch_size)) {
       const auto batch = train.at(*indices);
       optimizer.zero_grad();
-      const auto loss = torch::cross_entropy_loss(model->forward(batch.pixels), batch.labels);
+      const auto loss = loss_of(batch);
       loss.backward();
       optimizer.step();
       loss_sum += loss.item<double>();

@@ -6,7 +6,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 
-#include "context/context_order.h"
+#include "context/attention_parts.h"
 
 namespace ddp::functional {
 namespace {

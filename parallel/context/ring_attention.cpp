@@ -13,8 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
-#include "context/attention_arguments.h"
-#include "context/block_attention.h"
+#include "context/attention_parts.h"
 
 namespace ddp::functional {
 namespace {
@@ -23,6 +22,45 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr const char* kRing = "ring";
+
+/// How a block of queries attends to a block of keys.
+struct BlockOptions {
+  bool is_causal = false;  // as many queries as keys; each attends to those up to its own index
+  double scale = 1;        // of the scores
+};
+
+/// The output as if there were no other keys, and the logarithm of the sum of the exponentials of
+/// the scores, by which outputs of several blocks are weighted.
+struct BlockOutput {
+  at::Tensor output;   // [N, heads, queries, d]
+  at::Tensor log_sum;  // [N, heads, queries], float32 or float64
+};
+
+constexpr double kNoDropout = 0;
+
+/// \param q, k, v  [N, heads, queries or keys, d], on a CPU; the last dimension is contiguous.
+BlockOutput attend(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const BlockOptions& options) {
+  auto [output, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
+      q, k, v, kNoDropout, options.is_causal, /*attn_mask=*/{}, options.scale);
+  return {output, log_sum};
+}
+
+struct BlockGradients {
+  at::Tensor q, k, v;
+};
+
+/// The part of the gradients that is due to a block of keys.
+///
+/// \param gradient, whole  of the output, and the output, to all keys.
+BlockGradients attend_backward(
+    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const BlockOutput& whole, const BlockOptions& options) {
+  auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      gradient, q, k, v, whole.output, whole.log_sum, kNoDropout, options.is_causal,
+      /*attn_mask=*/{}, options.scale);
+  return {of_q, of_k, of_v};
+}
 
 /// The ranks in a ring, and how their positions attend to each other.
 struct Ring : torch::CustomClassHolder {

@@ -1,5 +1,6 @@
 #include "deferred/deferred_storage.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -94,6 +95,17 @@ void give_memory(c10::StorageImpl& storage, const c10::Storage& values) {
   storage.*refuses_access() = false;
   storage.set_nbytes(values.nbytes());
   storage.set_data_ptr_noswap(values.unsafeGetStorageImpl()->set_data_ptr({}));
+}
+
+void resize_deferred(
+    const at::Tensor& tensor, const at::Tensor& like, const c10::Storage& standin) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), tensor.storage_offset());
+  const auto bytes = at::detail::computeStorageNbytes(
+      like.sizes(), like.strides(), like.itemsize(), static_cast<size_t>(tensor.storage_offset()));
+  for (auto* storage : {tensor.storage().unsafeGetStorageImpl(), standin.unsafeGetStorageImpl()}) {
+    storage->set_nbytes(std::max(storage->nbytes(), bytes));
+  }
 }
 
 at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& like) {

@@ -37,6 +37,9 @@ c10::Storage take_memory(c10::StorageImpl& storage, const RecordedSlot& slot, st
 /// Gives a deferred storage the memory of `values`, which has none after that.
 void give_memory(c10::StorageImpl& storage, const c10::Storage& values);
 
+/// Gives a deferred tensor, whose storage has this stand-in, the sizes and strides of `like`.
+void resize_deferred(const at::Tensor& tensor, const at::Tensor& like, const c10::Storage& standin);
+
 /// A tensor with the sizes, strides, offset and dtype of `like` on this storage.
 at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& like);
 c10::Storage allocate_storage(size_t nbytes, c10::Device device);

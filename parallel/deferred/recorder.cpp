@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,7 +14,6 @@
 #include <torch/library.h>
 
 #include "deferred/operands.h"
-#include "deferred/out_arguments.h"
 
 namespace ddp {
 namespace {
@@ -55,6 +55,29 @@ c10::Device with_index(c10::Device device) {
   if (device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
   const c10::impl::VirtualGuardImpl devices(device.type());
   return devices.deviceCount() > 0 ? devices.getDevice() : device;
+}
+
+/// An argument like `out=` of Python, that an operation writes its results into.
+struct OutArgument {
+  size_t result = 0, argument = 0;  // their numbers in the schema
+};
+
+/// The out arguments that are single tensors.
+std::vector<OutArgument> out_arguments(const c10::FunctionSchema& schema) {
+  std::vector<OutArgument> found;
+  for (size_t k = 0; k < schema.returns().size(); ++k) {
+    const auto* result = schema.returns()[k].alias_info();
+    if (result == nullptr || !result->isWrite()) continue;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const auto& argument = schema.arguments()[i];
+      const auto* alias = argument.alias_info();
+      if (argument.kwarg_only() && argument.type()->kind() == c10::TypeKind::TensorType &&
+          alias != nullptr && alias->beforeSets() == result->beforeSets()) {
+        found.push_back({k, i});
+      }
+    }
+  }
+  return found;
 }
 
 /// One call of an operation that is no composite of others.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -15,9 +16,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/pipeline.h>
 
-#include "pipeline/chunk.h"
 #include "pipeline/messages/inbox.h"
-#include "pipeline/messages/message_groups.h"
 #include "pipeline/messages/message_header.h"
 #include "pipeline/messages/outbox.h"
 #include "pipeline/messages/wire.h"
@@ -46,6 +45,45 @@ struct PipelineSetup {
 
 /// Where the stages of a rank are: modules may move between two passes.
 at::Device device_of_chunks(const std::vector<detail::StageModule>& chunks);
+
+/// One of a rank's stages in one step: runs its forwards and backwards, and keeps between them what
+/// backward needs.
+class StageChunk {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  /// \param backwards  of the step.
+  /// \param reduces_each  whether a wrapper reduces in each backward, and not in the last.
+  StageChunk(const detail::StageModule& module, int64_t backwards, bool reduces_each);
+
+  /// \param inputs  their graphs end here: forward gets leaves.
+  /// \return  what forward returns; unset if it does not take as many tensors.
+  std::optional<Tensors> forward(int64_t microbatch, const Tensors& inputs);
+
+  /// Keeps the graph of tensors, and not their memory, for backward().
+  ///
+  /// \param outputs  of the micro-batch's forward, or what is computed from them.
+  void keep_graph(int64_t microbatch, const Tensors& outputs);
+
+  /// \param gradients  of the outputs that were kept; undefined: none.
+  /// \return  the gradients of the inputs; undefined: none.
+  Tensors backward(int64_t microbatch, const Tensors& gradients);
+
+ private:
+  struct Kept {
+    Tensors inputs;
+    Tensors outputs;                          // empty, but for the graph; undefined without one
+    std::vector<std::vector<int64_t>> sizes;  // of outputs
+  };
+
+  void sync(const Kept& kept, Tensors& gradients);
+
+  const detail::StageModule& module_;
+  const bool reduces_each_;
+  int64_t backwards_left_;
+  const detail::StageUse use_;
+  std::map<int64_t, Kept> kept_;  // by micro-batch
+};
 
 /// One step on one rank, or one evaluation: obeys a list.
 class PipelinePass {

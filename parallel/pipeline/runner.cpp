@@ -1,17 +1,17 @@
 #include "pipeline/runner.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 #include <string>
 #include <utility>
 
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
-
-#include "pipeline/earlier_gradients.h"
 
 namespace ddp {
 namespace {
@@ -123,6 +123,39 @@ ToldByRanks agree_on_stages(
       setup.group, "comparing the stages of a pipeline", describe, setup.monitor.get());
   return told;
 }
+
+/// The gradients of earlier steps, which are sums over ranks already, kept out of a step whose
+/// reductions would sum them once more.
+class EarlierGradients {
+ public:
+  /// Takes the gradients from the parameters. Copies them.
+  explicit EarlierGradients(std::vector<at::Tensor> parameters)
+      : parameters_(std::move(parameters)) {
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter : parameters_) {
+      auto& gradient = parameter.mutable_grad();
+      // A copy, because a wrapper may write the step's gradient into the same memory.
+      gradients_.push_back(gradient.defined() ? gradient.clone() : gradient);
+      gradient.reset();
+    }
+  }
+
+  /// Adds them to the step's.
+  void add() const {
+    const c10::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      auto& gradient = parameters_[i].mutable_grad();
+      if (!gradient.defined()) {
+        gradient = gradients_[i];
+      } else if (gradients_[i].defined()) {
+        gradient.add_(gradients_[i]);
+      }
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_, gradients_;
+};
 
 }  // namespace
 

@@ -1,8 +1,11 @@
 #include <ddp/fully_sharded.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -12,8 +15,8 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
+#include <torch/serialize/archive.h>
 
-#include "sharded/archive_dtypes.h"
 #include "sharded/block_pool.h"
 #include "sharded/passes/unit_nodes.h"
 #include "sharded/sharded_model.h"
@@ -83,6 +86,64 @@ void cast_buffers(torch::nn::Module& module, std::optional<at::ScalarType> dtype
     if (buffer.defined() && buffer.is_floating_point()) buffer.set_data(buffer.to(*dtype));
   }
 }
+
+/// The archive's dtype where it has the tensor in another one.
+std::optional<at::ScalarType> other_dtype(
+    torch::serialize::InputArchive& archive, const std::string& name, const at::Tensor& tensor,
+    bool is_buffer) {
+  at::Tensor saved;
+  if (!tensor.defined() || !archive.try_read(name, saved, is_buffer)) return std::nullopt;
+  if (saved.scalar_type() == tensor.scalar_type()) return std::nullopt;
+  return saved.scalar_type();
+}
+
+/// Has a module's parameters and buffers in the dtypes of an archive, for Module::load(): that
+/// gives a tensor the archive's memory and leaves it its dtype, so that the bytes of other dtypes
+/// would be taken for values of this one.
+class ArchiveDtypes {
+ public:
+  /// Tensors of other dtypes have no elements until they are loaded.
+  ArchiveDtypes(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
+    take(module, archive);
+  }
+  /// The tensors are as they were, unless finish() was called.
+  ~ArchiveDtypes() {
+    for (auto& [tensor, before] : before_) tensor.set_data(before);
+  }
+  ArchiveDtypes(const ArchiveDtypes&) = delete;
+  ArchiveDtypes& operator=(const ArchiveDtypes&) = delete;
+
+  /// Converts the loaded tensors to their own dtypes.
+  void finish() {
+    for (auto& [tensor, before] : before_) {
+      if (tensor.scalar_type() == before.scalar_type()) continue;  // written back meanwhile
+      tensor.set_data(tensor.to(before.scalar_type()));
+    }
+    before_.clear();
+  }
+
+ private:
+  void take(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
+    const auto take_all = [&](const torch::OrderedDict<std::string, at::Tensor>& tensors,
+                              bool are_buffers) {
+      for (const auto& item : tensors) {
+        auto tensor = item.value();
+        const auto dtype = other_dtype(archive, item.key(), tensor, are_buffers);
+        if (!dtype) continue;
+        before_.emplace_back(tensor, tensor.detach());
+        tensor.set_data(at::empty({0}, tensor.options().dtype(*dtype)));
+      }
+    };
+    take_all(module.named_parameters(/*recurse=*/false), /*are_buffers=*/false);
+    take_all(module.named_buffers(/*recurse=*/false), /*are_buffers=*/true);
+    for (const auto& child : module.named_children()) {
+      torch::serialize::InputArchive of_child;
+      if (archive.try_read(child.key(), of_child)) take(*child.value(), of_child);
+    }
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;  // those of other dtypes
+};
 
 }  // namespace
 

@@ -7,10 +7,12 @@
 
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/autograd_engine.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/gradient_memory.h>
-#include <ddp/internal/groups.h>
+#include <ddp/internal/group_monitor.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/repeated_call.h>
@@ -61,7 +63,38 @@ std::string describe_kinds(const std::vector<std::string>& by_rank) {
       ". Evaluation is collective, too: run equal numbers of batches, ddp::equal_batches().");
 }
 
+void tell_models(const torch::autograd::edge_list& roots, const std::exception_ptr& cause) {
+  for (const auto& pass : passes_of(roots)) {
+    if (pass->model) pass->model->backward_failed(cause);
+  }
+}
+
 }  // namespace
+
+FailedPasses::FailedPasses(const ProcessGroup& group)
+    : monitor_(monitor_of(group)),
+      forwards_(
+          monitor_, {"began a forward pass of a sharded model that",
+                     "Forward of a sharded model is collective, in evaluation, too: run it on "
+                     "every rank, equally often, ddp::equal_batches()"}) {
+  set_backward_failed(&tell_models);
+}
+
+void FailedPasses::begin() {
+  forwards_.await_failures();
+  forwards_.restart();
+  is_noted_ = false;
+}
+
+void FailedPasses::note(const char* doing, const std::exception_ptr& cause) noexcept {
+  try {
+    if (std::exchange(is_noted_, true) || monitor_->aborted()) return;
+    forwards_.fail(ddp::str(
+        doing, " of a sharded model threw on ", monitor_->rank_text(), ": ", text_of(cause)));
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
 
 ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
     : prefetch_(prefetch),

@@ -9,8 +9,7 @@
 #include <ddp/process_group.h>
 
 #include "sharded/flat_segment.h"
-#include "sharded/passes/scaled_gradients.h"
-#include "sharded/unit_number.h"
+#include "sharded/gradient_notes.h"
 
 namespace ddp {
 

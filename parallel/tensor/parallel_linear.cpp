@@ -1,17 +1,23 @@
 #include <ddp/parallel_linear.h>
 
+#include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/functional.h>
+#include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/linear.h>
 
+#include "functional/region.h"
 #include "tensor/cut.h"
-#include "tensor/gathered_linear.h"
-#include "tensor/replicated_partial.h"
 
 namespace ddp {
 namespace {
@@ -40,6 +46,97 @@ void check_input(
 at::Tensor gather_features(const at::Tensor& part, int64_t partitions, const ProcessGroup& group) {
   const auto blocks = part.unflatten(-1, {partitions, -1});
   return functional::gather_from_region(blocks, group, -1).flatten(-2, -1);
+}
+
+using functional::Exchange;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kGather = "gather";
+constexpr const char* kHasBias = "has_bias";
+
+class GatheredLinear : public torch::autograd::Function<GatheredLinear> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Exchange>& gather) {
+    context->save_for_backward({input, weight});
+    context->saved_data[kGather] = c10::IValue::make_capsule(gather);
+    context->saved_data[kHasBias] = bias.has_value();
+    return at::linear(gather->run(input), weight, bias);
+  }
+
+  // Uses differentiable operations, so that it has a backward pass, too. In the dtype of the
+  // gradient: under autocast forward computed in that one.
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto& gradient = gradients[0];
+    const auto saved = context->get_saved_variables();
+    const auto capsule = context->saved_data[kGather].toCapsule();
+    const auto gather = c10::static_intrusive_pointer_cast<Exchange>(capsule);
+    const auto dtype = gradient.scalar_type();
+    const auto rows = gradient.flatten(0, -2);
+    variable_list result(4);
+    if (context->needs_input_grad(0)) {
+      result[0] =
+          functional::apply_exchange(at::matmul(gradient, saved[1].to(dtype)), gather->backward());
+    }
+    if (context->needs_input_grad(1)) {
+      const auto gathered = functional::apply_exchange(saved[0], gather).to(dtype);
+      result[1] = rows.t().matmul(gathered.flatten(0, -2));
+    }
+    if (context->saved_data[kHasBias].toBool() && context->needs_input_grad(2)) {
+      result[2] = rows.sum(0);
+    }
+    return result;
+  }
+};
+
+/// linear(gathered, weight, bias), where `gathered` is `input` of all ranks along dimension 0.
+/// Keeps `input` for the backward pass and gathers it again there.
+at::Tensor gathered_linear(
+    const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+    const ProcessGroup& group) {
+  if (group->getSize() == 1) return at::linear(input, weight, bias);
+  return GatheredLinear::apply(
+      input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt,
+      c10::make_intrusive<Exchange>(Exchange::Kind::kJoinToBeSummed, group, /*dim=*/0));
+}
+
+/// Runs on the sum of a leaf's gradients, before that is added to `.grad`.
+class SumOverGroup : public CarriedHook {
+ public:
+  explicit SumOverGroup(ProcessGroup group) : group_(std::move(group)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    auto summed = gradients;
+    if (summed[0].defined()) {
+      summed[0] = functional::apply_exchange(
+          summed[0], c10::make_intrusive<Exchange>(Exchange::Kind::kSum, group_));
+    }
+    return summed;
+  }
+
+  std::unique_ptr<FunctionPreHook> copy() const override {
+    return std::make_unique<SumOverGroup>(group_);
+  }
+
+  const ProcessGroup& group() const { return group_; }
+
+ private:
+  const ProcessGroup group_;
+};
+
+/// Sums the gradient of `parameter` over the group in each backward pass. Does nothing if it does
+/// so already.
+void sum_gradient_over(const at::Tensor& parameter, const ProcessGroup& group) {
+  if (group->getSize() == 1) return;
+  const auto& hooks = torch::autograd::impl::hooks(parameter);
+  const bool is_marked = std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
+    const auto* sum = dynamic_cast<const SumOverGroup*>(hook.get());
+    return sum != nullptr && sum->group() == group;
+  });
+  if (is_marked) return;
+  torch::autograd::impl::add_hook(parameter, std::make_unique<SumOverGroup>(group));
 }
 
 }  // namespace
@@ -188,6 +285,11 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
   const auto output = options.sequence_parallel() ? functional::reduce_scatter(part, 0, group)
                                                   : functional::reduce_from_region(part, group);
   return bias.defined() ? output + bias.to(output.scalar_type()) : output;
+}
+
+void mark_replicated_partial(torch::nn::Module& module, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  for (const auto& parameter : module.parameters()) sum_gradient_over(parameter, group);
 }
 
 }  // namespace ddp

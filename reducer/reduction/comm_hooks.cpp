@@ -101,23 +101,6 @@ CommHook noop() {
   return [](GradBucket& bucket) { return completed(bucket.buffer()); };
 }
 
-CommHook post_local_sgd(const PostLocalSGDHookOptions& options) {
-  DDP_CHECK_VALUE(
-      options.start_iter() >= 0, "post_local_sgd: expected start_iter to be at least 0, got ",
-      options.start_iter(), ". Name a step.");
-  DDP_CHECK_VALUE(
-      options.subgroup().given() || !options.post_local_gradient_allreduce(),
-      "post_local_sgd: expected a subgroup to average over after step ", options.start_iter(),
-      ", got none. Make one with new_group, or set post_local_gradient_allreduce(false).");
-  auto late = options.post_local_gradient_allreduce() ? all_reduce(options.subgroup()) : noop();
-  return [early = all_reduce(options.process_group()), late = std::move(late),
-          start = options.start_iter(), step = int64_t{0}](GradBucket& bucket) mutable {
-    const bool is_early = step < start;
-    if (bucket.is_last()) ++step;
-    return is_early ? early(bucket) : late(bucket);
-  };
-}
-
 }  // namespace ddp::hooks
 
 namespace ddp {

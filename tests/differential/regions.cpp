@@ -6,17 +6,13 @@
 namespace ddp::differential {
 
 bool is_wrapped(const Program& program) {
-  return program.has("locally") || program.is("hook", "noop|post_local_sgd|post_local_pairs") ||
-         program.is("regions", "one|pairs");
+  return program.has("locally") || program.is("hook", "noop") || program.is("regions", "one|pairs");
 }
 
 std::vector<int> regions_of(const Program& program, int step) {
   std::vector<int> result;
-  const bool after = step > 0;  // start_iter is 1
-  const bool pairs =
-      program.is("regions", "pairs") || (program.is("hook", "post_local_pairs") && after);
+  const bool pairs = program.is("regions", "pairs");
   const bool alone = program.is("hook", "noop") ||
-                     (program.is("hook", "post_local_sgd") && after) ||
                      (program.is("training", "averager") && !program.has("hook")) ||
                      (program.is("training", "diloco") && program.is("regions", "each"));
   for (int rank = 0; rank < axes_of(program, step).dp; ++rank)
@@ -39,7 +35,7 @@ namespace {
 
 /// Whether an averager averages over all ranks after a step.
 bool averages_all(const Program& program, int step) {
-  const bool waits = program.is("averager", "warm_up|post_local_sgd");
+  const bool waits = program.is("averager", "warm_up|optimizer");
   return (step - (waits ? 1 : 0)) % 2 == 0;
 }
 
@@ -76,10 +72,7 @@ void write(const std::vector<at::Tensor>& parameters, const at::Tensor& flat) {
 
 bool are_equal_after(const Program& program, int step) {
   if (!drifts(program)) return true;
-  if (program.is("training", "averager")) {
-    return averages_all(program, step) ||
-           (step == 0 && program.is("hook", "post_local_sgd|post_local_pairs"));
-  }
+  if (program.is("training", "averager")) return averages_all(program, step);
   return program.is("outer", "each_step") || (program.is("outer", "plain") && step == 1);
 }
 

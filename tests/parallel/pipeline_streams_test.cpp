@@ -8,7 +8,6 @@
 #include <tuple>
 #include <vector>
 
-#include "parallel/pipeline/messages/routes.h"
 #include "parallel/pipeline/schedule.h"
 
 #include "support/catch.h"

@@ -1,7 +1,5 @@
 // What a layout costs, beside closed forms.
-#include "plan/memory.h"
-#include "plan/step_time.h"
-#include "plan/traffic.h"
+#include "plan/cost.h"
 #include "task.h"
 
 #include "support/catch.h"

@@ -12,7 +12,7 @@
 #include <ddp/process_group.h>
 #include <torch/torch.h>
 
-#include "local_sgd/diloco/wire.h"
+#include "local_sgd/diloco/exchange.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "training/diloco_simulation.h"

@@ -13,7 +13,6 @@
 #include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/ranks.h"
-#include "training/saved_tensors/host_copy.h"
 #include "training/saved_tensors/saved_tensor_hooks.h"
 
 #include "support/catch.h"

@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <ddp/internal/check.h>
 
-#include "captured_step/graph_device.h"
+#include "captured_step/capture_sequence.h"
 
 namespace ddp {
 namespace {

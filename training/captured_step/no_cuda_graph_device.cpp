@@ -1,6 +1,6 @@
 #include <ddp/internal/check.h>
 
-#include "captured_step/graph_device.h"
+#include "captured_step/capture_sequence.h"
 
 namespace ddp {
 namespace {

@@ -1,12 +1,18 @@
-// The state that a communication hook keeps for each bucket from one step to the next.
+// The state that a communication hook keeps for each bucket from one step to the next, and whether
+// what it got in a step is finite.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/internal/text.h>
 
@@ -64,5 +70,23 @@ class BucketStates {
   std::map<std::string, Entry> entries_;
   int64_t passes_ = 0;  // since construction or assign
 };
+
+/// Whether all elements of all tensors are finite; undefined ones have none.
+///
+/// \return a bool without dimensions, on the tensors' device, so that the host does not wait for a
+///         GPU.
+///
+/// Cost: reads every element once.
+inline at::Tensor all_finite(std::initializer_list<at::Tensor> tensors) {
+  constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+  at::Tensor all;
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    // NaN is not less.
+    const auto is_finite = at::linalg_vector_norm(tensor, kInfinity).lt(kInfinity);
+    all = all.defined() ? all.logical_and(is_finite) : is_finite;
+  }
+  return all.defined() ? all : at::ones({}, at::kBool);
+}
 
 }  // namespace ddp

@@ -21,7 +21,6 @@
 #include <ddp/internal/text.h>
 
 #include "bucket_states.h"
-#include "finite.h"
 #include "low_rank.h"
 
 namespace ddp::hooks {

@@ -18,7 +18,6 @@
 #include <ddp/internal/groups.h>
 
 #include "bucket_states.h"
-#include "finite.h"
 #include "largest.h"
 
 namespace ddp::hooks {

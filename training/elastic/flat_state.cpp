@@ -7,169 +7,76 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/text.h>
+#include <ddp/internal/map_leaves.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 
 namespace ddp::elastic {
 namespace {
 
-template <typename Number>
-void put_number(std::string& text, Number number) {
-  text.append(reinterpret_cast<const char*>(&number), sizeof(number));
+constexpr int64_t kUndefined = -1;
+
+/// The state with `map(tensor)` for each of its tensors that is defined.
+template <typename Map>
+c10::IValue map_tensors(const c10::IValue& state, const Map& map) {
+  return map_leaves(state, [&](const c10::IValue& leaf) -> c10::IValue {
+    if (leaf.isTensor()) return leaf.toTensor().defined() ? map(leaf.toTensor()) : leaf;
+    DDP_CHECK_VALUE(
+        leaf.isNone() || leaf.isBool() || leaf.isInt() || leaf.isDouble() || leaf.isString(),
+        "Elastic: expected a state of tensors, numbers, strings, lists and dictionaries, "
+        "got ",
+        leaf.tagKind(), ".");
+    return leaf;
+  });
 }
 
-void put_text(std::string& text, const std::string& value) {
-  put_number(text, value.size());
-  text += value;
+/// \param tensors  receives the value's, which the text has by their numbers.
+std::string pickled(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  const auto bytes = torch::jit::pickle(value, &tensors);
+  return {bytes.begin(), bytes.end()};
 }
 
-class Writer {
- public:
-  explicit Writer(FlatState& flat) : flat_(flat) {}
-
-  void write(const c10::IValue& value) {
-    auto& text = flat_.text;
-    if (value.isTensor()) {
-      write_tensor(value.toTensor());
-    } else if (value.isNone()) {
-      text += 'n';
-    } else if (value.isBool()) {
-      text += value.toBool() ? 't' : 'f';
-    } else if (value.isInt()) {
-      text += 'i';
-      put_number(text, value.toInt());
-    } else if (value.isDouble()) {
-      text += 'd';
-      put_number(text, value.toDouble());
-    } else if (value.isString()) {
-      text += 's';
-      put_text(text, value.toStringRef());
-    } else if (value.isTuple()) {
-      write_all('(', value.toTupleRef().elements().vec());
-    } else if (value.isList()) {
-      write_all('[', value.toListRef().vec());
-    } else if (value.isGenericDict()) {
-      write_dict(value.toGenericDict());
-    } else {
-      DDP_CHECK_VALUE(
-          false,
-          "Elastic: expected a state of tensors, numbers, strings, lists and dictionaries, "
-          "got ",
-          value.tagKind(), ".");
-    }
-  }
-
- private:
-  void write_tensor(const at::Tensor& tensor) {
-    auto& text = flat_.text;
-    text += tensor.defined() ? 'T' : 'U';
-    if (!tensor.defined()) return;
-    put_number(text, static_cast<int8_t>(tensor.scalar_type()));
-    put_number(text, tensor.dim());
-    for (const auto size : tensor.sizes()) put_number(text, size);
-    flat_.tensors.push_back(tensor.detach());
-  }
-  void write_all(char kind, const std::vector<c10::IValue>& values) {
-    flat_.text += kind;
-    put_number(flat_.text, values.size());
-    for (const auto& value : values) write(value);
-  }
-  void write_dict(const c10::impl::GenericDict& dict) {
-    flat_.text += '{';
-    put_number(flat_.text, dict.size());
-    for (const auto& entry : dict) {
-      write(entry.key());
-      write(entry.value());
-    }
-  }
-
-  FlatState& flat_;
-};
-
-class Reader {
- public:
-  Reader(const std::string& text, std::vector<at::Tensor>& tensors)
-      : text_(text), tensors_(tensors) {}
-
-  c10::IValue read() {
-    switch (get<char>()) {
-      case 'T':
-        return read_tensor();
-      case 'U':
-        return at::Tensor();
-      case 't':
-        return true;
-      case 'f':
-        return false;
-      case 'i':
-        return get<int64_t>();
-      case 'd':
-        return get<double>();
-      case 's':
-        return read_text();
-      case '(':
-        return c10::ivalue::Tuple::create(read_all());
-      case '[': {
-        c10::impl::GenericList list(c10::AnyType::get());
-        for (auto& value : read_all()) list.push_back(std::move(value));
-        return list;
-      }
-      case '{':
-        return read_dict();
-      default:
-        return {};
-    }
-  }
-
- private:
-  template <typename Number>
-  Number get() {
-    Number number;
-    TORCH_INTERNAL_ASSERT(at_ + sizeof(number) <= text_.size());
-    std::memcpy(&number, text_.data() + at_, sizeof(number));
-    at_ += sizeof(number);
-    return number;
-  }
-  std::string read_text() {
-    const auto size = get<size_t>();
-    TORCH_INTERNAL_ASSERT(size <= text_.size() - at_);
-    at_ += size;
-    return text_.substr(at_ - size, size);
-  }
-  at::Tensor read_tensor() {
-    const auto dtype = static_cast<at::ScalarType>(get<int8_t>());
-    std::vector<int64_t> sizes(static_cast<size_t>(get<int64_t>()));
-    for (auto& size : sizes) size = get<int64_t>();
-    tensors_.push_back(at::empty(sizes, dtype));
-    return tensors_.back();
-  }
-  std::vector<c10::IValue> read_all() {
-    std::vector<c10::IValue> values(get<size_t>());
-    for (auto& value : values) value = read();
-    return values;
-  }
-  c10::IValue read_dict() {
-    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
-    for (auto left = get<size_t>(); left > 0; --left) {
-      auto key = read();
-      dict.insert(std::move(key), read());
-    }
-    return dict;
-  }
-
-  const std::string& text_;
-  std::vector<at::Tensor>& tensors_;
-  size_t at_ = 0;
-};
+c10::IValue unpickled(const std::string& text, const std::vector<at::Tensor>& tensors) {
+  return torch::jit::unpickle(
+      text.data(), text.size(), torch::jit::TypeResolver(/*no types*/ nullptr), tensors);
+}
 
 }  // namespace
 
+// The pickler writes what has several owners in another way: each tensor gets an object of its own.
 FlatState flatten(const c10::IValue& state) {
   FlatState flat;
-  Writer(flat).write(state);
+  std::vector<at::Tensor> all;
+  const auto structure =
+      pickled(map_tensors(state, [](const at::Tensor& t) { return t.detach(); }), all);
+  std::vector<int64_t> kinds;  // of each tensor its dtype, number of sizes, and sizes
+  for (auto& tensor : all) {
+    kinds.push_back(tensor.defined() ? static_cast<int64_t>(tensor.scalar_type()) : kUndefined);
+    if (!tensor.defined()) continue;
+    kinds.push_back(tensor.dim());
+    kinds.insert(kinds.end(), tensor.sizes().begin(), tensor.sizes().end());
+    flat.tensors.push_back(std::move(tensor));
+  }
+  std::vector<at::Tensor> none;
+  flat.text = packed({structure, pickled(kinds, none)});
   return flat;
 }
 
 c10::IValue unflatten(const std::string& text, std::vector<at::Tensor>& tensors) {
-  return Reader(text, tensors).read();
+  const auto texts = unpacked(text);
+  const auto kinds = unpickled(texts.at(1), {}).toIntVector();
+  std::vector<at::Tensor> all;
+  for (auto kind = kinds.begin(); kind != kinds.end();) {
+    auto& tensor = all.emplace_back();
+    const auto dtype = *kind++;
+    if (dtype == kUndefined) continue;
+    TORCH_INTERNAL_ASSERT(dtype >= 0 && dtype < static_cast<int64_t>(at::ScalarType::NumOptions));
+    TORCH_INTERNAL_ASSERT(kind != kinds.end() && *kind >= 0 && *kind < kinds.end() - kind);
+    const auto dim = *kind++;
+    tensor = at::empty(std::vector<int64_t>(kind, kind + dim), static_cast<at::ScalarType>(dtype));
+    kind += dim;
+    tensors.push_back(tensor);
+  }
+  return unpickled(texts.at(0), all);
 }
 
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -200,12 +107,9 @@ c10::IValue unpacked_state(const std::string& text) {
 }
 
 c10::IValue copied(const c10::IValue& state) {
-  if (state.isInt() || state.isDouble() || state.isString()) return state;
-  const auto flat = flatten(state);
-  std::vector<at::Tensor> tensors;
-  auto copy = unflatten(flat.text, tensors);
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(flat.tensors[i]);
-  return copy;
+  return map_tensors(state, [](const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.scalar_type()).copy_(tensor);
+  });
 }
 
 uint64_t hash_of(const c10::IValue& state) {

@@ -2,7 +2,6 @@
 
 #include <ddp/internal/text.h>
 
-#include "saved_tensors/host_copy.h"
 #include "saved_tensors/saved_tensor_hooks.h"
 
 namespace ddp {

@@ -1,6 +1,59 @@
 #include "pipeline/messages/wire.h"
 
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ddp/internal/capabilities.h>
+
 namespace ddp {
+namespace {
+
+/// Passes one byte from rank to rank along the route, which is no ring.
+void connect_along(
+    const MessageRoute& route, const ProcessGroup& group, GroupMonitor& monitor,
+    c10::Device device) {
+  const int ranks = group->getSize(), rank = group->getRank();
+  const int step = route.kind == 'F' ? 1 : ranks - 1;
+  const int next = (rank + step) % ranks, previous = (rank + ranks - step) % ranks;
+  const auto is_on_route = [&](int sender, int receiver) {
+    return route_of(route.kind, sender, receiver).goes_up == route.goes_up;
+  };
+  const auto wait = [&](const c10::intrusive_ptr<c10d::Work>& work) {
+    monitor.wait(
+        *work, [] { return std::string("connecting the stages of a pipeline"); }, Peers::Some);
+  };
+  std::vector<at::Tensor> byte{at::zeros({1}, at::device(device).dtype(at::kByte))};
+  if (is_on_route(previous, rank)) wait(group->recv(byte, previous, 0));
+  if (is_on_route(rank, next)) wait(group->send(byte, next, 0));
+}
+
+}  // namespace
+
+bool has_streams(c10d::ProcessGroup& group, c10::Device device) {
+  const auto served = group.getDeviceTypes();
+  return std::any_of(served.begin(), served.end(), [&](c10::Device one) {
+    return one.type() == device.type() && capabilities_of(group, device).waits_on_stream;
+  });
+}
+
+MessageGroups::MessageGroups(
+    const ProcessGroup& group, GroupMonitor& monitor, const std::vector<MessageRoute>& routes,
+    c10::Device device)
+    : are_on_streams_(true) {
+  std::vector<int> ranks(static_cast<size_t>(group->getSize()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (const auto& route : routes) {
+    const auto made = new_group(ranks, group);
+    connect_along(route, made, monitor, device);
+    groups_.emplace(route, made);
+  }
+}
+
+const ProcessGroup& MessageGroups::of(const MessageRoute& route, const ProcessGroup& own) const {
+  return groups_.empty() ? own : groups_.at(route);
+}
 
 bool StageWire::has_threads() const {
   return device.is_cpu() && header_device.is_cpu() && !groups.are_on_streams();

@@ -91,23 +91,5 @@ DDP_API CommHook bf16_compress_wrapper(CommHook hook);
 /// parameters instead.
 DDP_API CommHook noop();
 
-/// Options for `post_local_sgd`.
-struct PostLocalSGDHookOptions {
-  /// Steps, from 0, that are averaged over `process_group`.
-  TORCH_ARG(int64_t, start_iter) = 1000;
-  /// The group that averages after that, such as the ranks of one host, whose links are fast.
-  TORCH_ARG(GroupArg, subgroup) = {};
-  /// False: after that, gradients stay as they are.
-  TORCH_ARG(bool, post_local_gradient_allreduce) = true;
-  /// None: the default group of the moment.
-  TORCH_ARG(GroupArg, process_group) = {};
-};
-
-/// Averages gradients among all ranks for some steps, and then within a subgroup only. Parameters
-/// drift apart from there on: average them from time to time with a PeriodicModelAverager.
-///
-/// \throws c10::ValueError  a negative start_iter; no subgroup where one is to be averaged over.
-DDP_API CommHook post_local_sgd(const PostLocalSGDHookOptions& options);
-
 }  // namespace hooks
 }  // namespace ddp

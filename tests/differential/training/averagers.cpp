@@ -38,7 +38,7 @@ class ByThemselves : public Training {
     const auto& p = run.program;
     const auto& self = run.self;
     auto& trace = run.trace;
-    if (p.is("regions", "pairs") || p.is("hook", "post_local_pairs")) {
+    if (p.is("regions", "pairs")) {
       trace.say("ProcessGroup local;");
       auto& local = run.region;
       DDP_DO(trace, local = split_group(self.rank / 2, 0, self.group));
@@ -78,14 +78,14 @@ class ByThemselves : public Training {
       auto& averager = averager_;
       if (p.is("averager", "periodic"))
         DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 0, self.group));
-      if (p.is("averager", "warm_up|post_local_sgd"))
+      if (p.is("averager", "warm_up|optimizer"))
         DDP_DO(trace, averager = std::make_shared<PeriodicModelAverager>(2, 1, self.group));
     }
     return Training::make_optimizer();
   }
 
   void step(torch::optim::Optimizer& optimizer) override {
-    if (!run_.program.is("averager", "post_local_sgd")) return Training::step(optimizer);
+    if (!run_.program.is("averager", "optimizer")) return Training::step(optimizer);
     if (!local_) {
       run_.trace.say("PostLocalSGDOptimizer local_sgd(optimizer, averager);");
       local_ = std::make_unique<PostLocalSGDOptimizer>(run_.optimizer, averager_);

@@ -60,21 +60,6 @@ void register_hook(RankRun& run, DistributedDataParallelBase* model) {
         trace,
         model->register_comm_hook(hooks::top_k(hooks::TopKOptions().ratio(0.5), self.group)));
   if (label == "noop") DDP_DO(trace, model->register_comm_hook(hooks::noop()));
-  if (label == "post_local_sgd") {
-    DDP_DO(
-        trace,
-        model->register_comm_hook(hooks::post_local_sgd(hooks::PostLocalSGDHookOptions()
-                                                            .start_iter(1)
-                                                            .post_local_gradient_allreduce(false)
-                                                            .process_group(self.group))));
-  }
-  auto& local = run.region;
-  if (label == "post_local_pairs") {
-    DDP_DO(
-        trace, model->register_comm_hook(hooks::post_local_sgd(
-                   hooks::PostLocalSGDHookOptions().start_iter(1).subgroup(local).process_group(
-                       self.group))));
-  }
 }
 
 }  // namespace ddp::differential

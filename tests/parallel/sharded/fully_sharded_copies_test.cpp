@@ -21,8 +21,7 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/block_pool.h"
-#include "parallel/sharded/passes/scaled_gradients.h"
-#include "parallel/sharded/unit_number.h"
+#include "parallel/sharded/gradient_notes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

@@ -10,8 +10,8 @@
 
 #include <ddp/ddp.h>
 
+#include "parallel/sharded/gradient_notes.h"
 #include "parallel/sharded/sharded_net.h"
-#include "parallel/sharded/unit_number.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 

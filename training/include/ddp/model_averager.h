@@ -82,9 +82,9 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
   GroupArg group_;  // left out: the default group of the moment
 };
 
-/// Steps an optimizer, then averages the parameters if the averager says so. For use with
-/// hooks::post_local_sgd, or without a wrapper at all. The optimizer's state, such as its momentum,
-/// stays each rank's own.
+/// Steps an optimizer, then averages the parameters if the averager says so. For use under
+/// no_sync(), or without a wrapper at all. The optimizer's state, such as its momentum, stays each
+/// rank's own.
 ///
 /// ```
 /// ddp::PostLocalSGDOptimizer optimizer(

@@ -23,9 +23,7 @@
 #include "elastic/flat_state.h"
 #include "local_sgd/diloco/elastic_leaders.h"
 #include "local_sgd/diloco/exchange.h"
-#include "local_sgd/diloco/fixed_leaders.h"
 #include "local_sgd/diloco/fragments.h"
-#include "local_sgd/diloco/outer_update.h"
 #include "local_sgd/diloco/region.h"
 
 namespace ddp {
@@ -164,7 +162,6 @@ class DiLoCo::Impl {
             describe_settings(parameters, options),
             problem_of([&] { check_diloco(parameters, options); })),
         fragments_(std::move(parameters), options.fragments()),
-        update_{options.outer_lr(), options.outer_momentum(), options.nesterov()},
         outer_(at::zeros({fragments_.elements()}, fragments_.dtype())),
         momentum_(at::zeros_like(outer_)) {
     const at::NoGradGuard no_grad;
@@ -406,7 +403,7 @@ class DiLoCo::Impl {
         ", which is not applied. Load a checkpoint, and look for the step in which a loss was not "
         "finite.");
     const auto outer = fragments_.part_of(outer_, f);
-    update_.step(outer, fragments_.part_of(momentum_, f), mean);
+    step_outer(outer, fragments_.part_of(momentum_, f), mean);
     fragments_.write(f, outer, options_.mix());
     if (residual_.defined()) fragments_.part_of(residual_, f).copy_(round->residual);
     ++rounds_;
@@ -418,6 +415,14 @@ class DiLoCo::Impl {
     }
   }
 
+  /// SGD, as torch::optim::SGD does it; `difference` is the gradient.
+  void step_outer(at::Tensor outer, at::Tensor momentum, const at::Tensor& difference) const {
+    const auto factor = options_.outer_momentum();
+    momentum.mul_(factor).add_(difference);
+    outer.sub_(
+        options_.nesterov() ? difference.add(momentum, factor) : momentum, options_.outer_lr());
+  }
+
   void drop_exchange() noexcept {
     const auto round = std::exchange(round_, std::nullopt);
     if (round && round->mean.valid() && leaders_) leaders_->drop(round->mean);
@@ -426,7 +431,6 @@ class DiLoCo::Impl {
   const DiLoCoOptions options_;
   const Region region_;
   const Fragments fragments_;
-  const OuterUpdate update_;
   at::Tensor outer_;  // of all elements, in the fragments' dtype, on the CPU; as the next two
   at::Tensor momentum_;
   at::Tensor residual_;  // undefined without error feedback

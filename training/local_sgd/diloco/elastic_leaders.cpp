@@ -1,7 +1,6 @@
 #include "local_sgd/diloco/elastic_leaders.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -15,6 +14,7 @@
 #include <ddp/internal/system/process.h>
 #include <ddp/internal/text.h>
 
+#include "elastic/flat_state.h"
 #include "elastic/recoverable.h"
 #include "local_sgd/diloco/exchange.h"
 
@@ -32,28 +32,17 @@ constexpr int64_t kFirstPiece = int64_t{4} << 20;
 constexpr int64_t kLargestPiece = int64_t{64} << 20;
 constexpr int kStateTag = 0x4449;
 
-std::string text_of_tensor(const at::Tensor& values) {
-  return {static_cast<const char*>(values.const_data_ptr()), values.nbytes()};
-}
-
-at::Tensor tensor_of_text(const std::string& text, at::ScalarType dtype) {
-  auto values = at::empty({static_cast<int64_t>(text.size() / at::elementSize(dtype))}, dtype);
-  std::memcpy(values.mutable_data_ptr(), text.data(), text.size());
-  return values;
-}
-
 std::string text_of_state(const OuterState& state) {
-  return packed(
-      {std::to_string(state.round), std::to_string(static_cast<int>(state.outer.scalar_type())),
-       text_of_tensor(state.outer), text_of_tensor(state.momentum), state.parts});
+  return elastic::packed_state(
+      c10::ivalue::Tuple::create(state.round, state.outer, state.momentum, state.parts));
 }
 
 OuterState state_of_text(const std::string& text) {
-  const auto texts = unpacked(text);
-  const auto dtype = static_cast<at::ScalarType>(std::stoi(texts.at(1)));
+  const auto state = elastic::unpacked_state(text);
+  const auto& fields = state.toTupleRef().elements();
   return {
-      std::stoll(texts.at(0)), tensor_of_text(texts.at(2), dtype),
-      tensor_of_text(texts.at(3), dtype), texts.at(4)};
+      fields.at(0).toInt(), fields.at(1).toTensor(), fields.at(2).toTensor(),
+      fields.at(3).toStringRef()};
 }
 
 std::string other_settings(const std::string& theirs, const std::string& others, int rank) {

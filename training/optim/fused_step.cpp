@@ -1,4 +1,4 @@
-#include <ddp/detail/step_counts.h>
+#include <ddp/detail/fused_step.h>
 
 #include <utility>
 
@@ -56,6 +56,30 @@ void StepCounts::sync(const CountOf& count_of) {
     auto* count = count_of(parameter);
     if (count == nullptr || entry.seen != *count || entry.on_device.is_cpu()) continue;
     entry.seen = *count = static_cast<int64_t>(entry.on_device.item<float>());
+  }
+}
+
+// Tensors that are there stay: an earlier graph reads them.
+void StepRates::begin_capture(const Groups& groups) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const double rate = groups[g].options().get_lr();
+    for (const auto& p : groups[g].params()) {
+      const auto [place, is_new] = tensors_.try_emplace({g, p.device().str()});
+      if (!is_new) continue;
+      const auto options = p.options().dtype(at::kFloat).requires_grad(false);
+      place->second = {at::full({}, rate, options), rate};
+    }
+  }
+  refresh(groups);
+  is_capturing_ = true;
+}
+
+void StepRates::refresh(const Groups& groups) {
+  for (auto& [place, rate] : tensors_) {
+    const double current = groups.at(place.first).options().get_lr();
+    if (rate.written == current) continue;
+    rate.on_device.fill_(current);
+    rate.written = current;
   }
 }
 

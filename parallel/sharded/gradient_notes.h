@@ -1,12 +1,33 @@
+// Numbers that are summed over ranks beside a unit's gradients: the notes of whose gradients they
+// are, and of how a program scaled those before.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 namespace ddp {
+
+/// How many notes carry a unit's number beside its gradients.
+constexpr int64_t kNumberNotes = 32;
+
+/// Writes the last 16 binary digits of a number, each as two notes: "it is 0" and "it is 1". In a
+/// sum over ranks both differ from 0 where ranks gave different digits, in every dtype.
+///
+/// \param notes  kNumberNotes elements.
+void write_number(int64_t number, float* notes);
+
+/// Reads from the sums of the notes what the other ranks wrote.
+///
+/// \param number  what this rank wrote.
+/// \param others  how many other ranks there are.
+///
+/// \return  nothing where all wrote this number; else the number of the others, or 0 where they
+///         wrote several, or the dtype does not have the sum.
+std::optional<int64_t> read_number(const float* sums, int64_t number, int64_t others);
 
 /// Finds that a program scaled this rank's gradients between two passes, as LibTorch's
 /// clip_grad_norm_() does: by another factor on each rank, since it knows this rank's shards alone.

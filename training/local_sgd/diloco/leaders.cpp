@@ -1,4 +1,4 @@
-#include "local_sgd/diloco/fixed_leaders.h"
+#include "local_sgd/diloco/leaders.h"
 
 #include <chrono>
 #include <utility>

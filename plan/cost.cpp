@@ -1,14 +1,92 @@
-#include "plan/step_time.h"
+#include "plan/cost.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
-#include "plan/traffic.h"
 
 namespace ddp::plan {
 namespace {
+
+constexpr double kState = 16;  // bytes: parameter, gradient, AdamW's two numbers
+
+/// The most chunks and micro-batches of a rank whose backward has not run.
+int64_t most_live(const Layout& layout, int64_t rank) {
+  if (layout.pp == 1) return 1;
+  const PipelineShape shape{layout.pp, layout.chunks, layout.microbatches};
+  int64_t live = 0, most = 0;
+  for (const auto& action : pipeline_actions(layout.schedule, shape, rank)) {
+    live += action.kind == 'F' ? 1 : -1;
+    most = std::max(most, live);
+  }
+  return most;
+}
+
+/// docs/fully_sharded.md#memory: units are whole by turns; in a pipeline all of a rank's, from the
+/// first forward of a step to its last backward, with whole gradients.
+double whole_bytes(const Model& model, const Layout& layout, double own_parameters) {
+  if (!layout.fsdp) return 0;
+  if (layout.pp > 1) return 2 * kFloatBytes * own_parameters;
+  const double unit =
+      std::max(model.layer_parameters(), static_cast<double>(model.table_parameters())) /
+      static_cast<double>(layout.tp);
+  return kFloatBytes * unit * (4 + 1 / static_cast<double>(layout.dp));
+}
+
+Memory memory_of_rank(const Model& model, const Layout& layout, int64_t batch, int64_t rank) {
+  const auto share = share_of(model, layout, rank);
+  const auto rows = static_cast<double>(rows_of_microbatch(layout, batch));
+  const double cut = layout.fsdp ? static_cast<double>(layout.dp) : 1;
+
+  Memory memory;
+  memory.state = kState * share.parameters / cut;
+  memory.whole = whole_bytes(model, layout, share.parameters);
+  const auto live = static_cast<double>(most_live(layout, rank) * share.largest_chunk);
+  memory.activations = rows * live * layer_activations(model, layout.tp);
+  if (model.checkpoint) {  // the layer that is computed again
+    auto kept = model;
+    kept.checkpoint = false;
+    memory.activations += rows * layer_activations(kept, layout.tp);
+  }
+  if (share.has_head) memory.activations += rows * logit_bytes(model, layout.tp);
+  return memory;
+}
+
+int64_t size_of(const Layout& layout, Axis axis) {
+  if (axis == Axis::Tp) return layout.tp;
+  return axis == Axis::Dp ? layout.dp : layout.pp;
+}
+
+/// The distance between neighbors of an axis, in ranks.
+int64_t stride_of(const Layout& layout, Axis axis) {
+  if (axis == Axis::Tp) return 1;
+  return axis == Axis::Dp ? layout.tp : layout.tp * layout.dp;
+}
+
+/// How many ranks of a group lie on one host, at most.
+int64_t local_size(const Cluster& cluster, const Layout& layout, Axis axis) {
+  const auto within = std::max<int64_t>(1, cluster.ranks_a_host() / stride_of(layout, axis));
+  return std::min(size_of(layout, axis), within);
+}
+
+/// Hockney's model of one direction of a ring: a reduce-scatter, or an all-gather.
+double ring_time(const Link& link, int64_t ranks, double bytes) {
+  if (ranks == 1) return 0;
+  const auto steps = static_cast<double>(ranks - 1);
+  return steps * (link.latency + bytes / static_cast<double>(ranks) / link.rate);
+}
+
+/// One direction over both levels: hosts exchange a part of `1 / local` for each local rank, all of
+/// which goes through the same network, as do those of the host's other groups.
+double time_of_direction(const Cluster& cluster, const Layout& layout, Axis axis, double bytes) {
+  const auto local = local_size(cluster, layout, axis);
+  const auto hosts = size_of(layout, axis) / local;
+  const auto groups = static_cast<double>(cluster.ranks_a_host()) / static_cast<double>(local);
+  Link shared = cluster.network;
+  shared.rate /= std::max(1.0, groups);
+  return ring_time(cluster.host, local, bytes) + ring_time(shared, hosts, bytes);
+}
 
 constexpr double kBucket = 25.0 * (1 << 20);  // bytes: the wrapper's default
 
@@ -132,6 +210,37 @@ double data_time(
 }
 
 }  // namespace
+
+Memory memory_of(const Model& model, const Layout& layout, int64_t batch) {
+  Memory most;
+  for (int64_t rank = 0; rank < layout.pp; ++rank) {
+    const auto memory = memory_of_rank(model, layout, batch, rank);
+    if (memory.total() > most.total()) most = memory;
+  }
+  return most;
+}
+
+double all_reduce_time(const Cluster& cluster, const Layout& layout, Axis axis, double bytes) {
+  return 2 * time_of_direction(cluster, layout, axis, bytes);
+}
+
+double gather_time(const Cluster& cluster, const Layout& layout, Axis axis, double bytes) {
+  return time_of_direction(cluster, layout, axis, bytes);
+}
+
+double message_time(const Cluster& cluster, const Layout& layout, double bytes) {
+  const auto stride = stride_of(layout, Axis::Pp);
+  if (!crosses_hosts(cluster, layout, Axis::Pp)) {
+    return cluster.host.latency + bytes / cluster.host.rate;
+  }
+  // The ranks of a host whose next stage is elsewhere.
+  const auto senders = static_cast<double>(std::min(stride, cluster.ranks_a_host()));
+  return cluster.network.latency + bytes * senders / cluster.network.rate;
+}
+
+bool crosses_hosts(const Cluster& cluster, const Layout& layout, Axis axis) {
+  return local_size(cluster, layout, axis) < size_of(layout, axis);
+}
 
 StepTime step_time(
     const Model& model, const Cluster& cluster, const Layout& layout, int64_t batch) {
