@@ -1,22 +1,25 @@
 #include "files/manifest.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
+#include <stdexcept>
 #include <string_view>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
+#include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
 #include "files/crc32c.h"
+#include "files/json_reader.h"
 
 namespace ddp {
 namespace {
 
 constexpr int64_t kFormat = 1;
 constexpr int64_t kShardedFormat = 2;  // with an index
-constexpr std::string_view kIndexBegin = "\n  \"index\": ";
 constexpr std::string_view kSumBegin = "  \"crc32c\": \"";
 constexpr std::string_view kSumEnd = "\"\n}\n";
 constexpr size_t kSumDigits = 8;
@@ -34,63 +37,24 @@ std::string_view checked_lines(std::string_view text, const std::string& path) {
   throw DamagedCheckpoint(path + " is damaged: its own checksum differs");
 }
 
-/// Reads the lines that to_json writes, in their order.
-class ManifestLines {
- public:
-  ManifestLines(std::string_view text, std::string path)
-      : lines_(std::string(text)), path_(std::move(path)) {
-    next();
+// Reads {"name": "model.pt", "bytes": 12, "crc32c": "1a2b3c4d"}.
+ManifestFile read_file(JsonReader& json) {
+  ManifestFile file;
+  json.expect('{');
+  json.key("name");
+  file.name = json.text();
+  json.next_key("bytes");
+  const auto bytes = json.number();
+  json.next_key("crc32c");
+  const auto sum = json.text();
+  json.expect('}');
+  file.sum.bytes = static_cast<uint64_t>(bytes);
+  std::from_chars(sum.data(), sum.data() + sum.size(), file.sum.crc32c, 16);
+  if (!is_name_in_folder(file.name) || bytes < 0 || hexadecimal(file.sum.crc32c) != sum) {
+    throw std::invalid_argument("expected a file of the folder, its size and its sum");
   }
-
-  const std::string& current() const { return line_; }
-
-  void next() {
-    if (!std::getline(lines_, line_)) line_.clear();
-  }
-
-  /// Reads `  "key": 12,`
-  int64_t number(const char* key) {
-    int64_t value = 0;
-    const auto form = ddp::str("  \"", key, "\": %" SCNd64);
-    expect(std::sscanf(line_.c_str(), form.c_str(), &value) == 1, key);
-    next();
-    return value;
-  }
-
-  /// Reads `  "key": "text",`
-  std::string text(const char* key) {
-    char value[64] = {};
-    const auto form = ddp::str("  \"", key, "\": \"%63[^\"]");
-    expect(std::sscanf(line_.c_str(), form.c_str(), value) == 1, key);
-    next();
-    return value;
-  }
-
-  /// Reads `    {"name": "model.pt", "bytes": 12, "crc32c": "1a2b3c4d"},`
-  ManifestFile file() {
-    ManifestFile file;
-    char name[256] = {};
-    expect(
-        std::sscanf(
-            line_.c_str(),
-            "    {\"name\": \"%255[^\"]\", \"bytes\": %" SCNu64 ", \"crc32c\": \"%8x", name,
-            &file.sum.bytes, &file.sum.crc32c) == 3,
-        "files");
-    file.name = name;
-    expect(is_name_in_folder(file.name), "files");
-    next();
-    return file;
-  }
-
-  void expect(bool condition, const char* key) const {
-    if (!condition) throw DamagedCheckpoint(ddp::str(path_, " has no \"", key, "\""));
-  }
-
- private:
-  InputText lines_;
-  const std::string path_;
-  std::string line_;
-};
+  return file;
+}
 
 }  // namespace
 
@@ -110,46 +74,58 @@ std::string to_json(const Manifest& manifest) {
   std::string json = ddp::str(
       "{\n  \"format\": ", manifest.index.empty() ? kFormat : kShardedFormat,
       ",\n  \"step\": ", manifest.step, ",\n  \"world_size\": ", manifest.world_size,
-      ",\n  \"ddp\": \"", manifest.library_version, "\",\n  \"libtorch\": \"",
-      manifest.libtorch_version, "\",\n  \"files\": [\n");
+      ",\n  \"ddp\": ", json_text(manifest.library_version),
+      ",\n  \"libtorch\": ", json_text(manifest.libtorch_version), ",\n  \"files\": [\n");
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const auto& [name, sum] = manifest.files[i];
     json += ddp::str(
-        "    {\"name\": \"", name, "\", \"bytes\": ", sum.bytes, ", \"crc32c\": \"",
+        "    {\"name\": ", json_text(name), ", \"bytes\": ", sum.bytes, ", \"crc32c\": \"",
         hexadecimal(sum.crc32c), i + 1 < manifest.files.size() ? "\"},\n" : "\"}\n");
   }
-  json += "  ],";
-  if (!manifest.index.empty()) json += ddp::str(kIndexBegin, index_to_json(manifest.index), ",");
-  json += "\n";
+  json += "  ],\n";
+  if (!manifest.index.empty()) {
+    json += ddp::str("  \"index\": ", index_to_json(manifest.index), ",\n");
+  }
   return ddp::str(json, kSumBegin, hexadecimal(crc32c(0, json.data(), json.size())), kSumEnd);
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
-  const auto checked = checked_lines(text, path);
-  ManifestLines lines(checked, path);
-  lines.next();  // "{"
-  const auto format = lines.number("format");
+  JsonReader json(checked_lines(text, path));
+  const auto read_member = [&](const char* key, const auto& read) {
+    try {
+      json.key(key);
+      read();
+      json.expect(',');
+    } catch (const std::invalid_argument&) {
+      throw DamagedCheckpoint(ddp::str(path, " has no \"", key, "\""));
+    }
+  };
+  Manifest manifest;
+  int64_t format = 0;
+  json.accept('{');
+  read_member("format", [&] { format = json.number(); });
   DDP_CHECK(
       format == kFormat || format == kShardedFormat, path, ": expected format ", kFormat, " or ",
       kShardedFormat, " of checkpoints, got ", format,
       ". Load it with the version of ddp that saved it, or a later one.");
-  Manifest manifest;
-  manifest.step = lines.number("step");
-  manifest.world_size = static_cast<int>(lines.number("world_size"));
-  manifest.library_version = lines.text("ddp");
-  manifest.libtorch_version = lines.text("libtorch");
-  lines.expect(manifest.step >= 0 && manifest.world_size >= 1, "world_size");
-  lines.next();  // "files"
-  while (lines.current() != "  ],") manifest.files.push_back(lines.file());
-  if (format == kShardedFormat) {
-    const auto begin = checked.find(kIndexBegin);
-    lines.expect(begin != std::string_view::npos, "index");
+  read_member("step", [&] { manifest.step = json.number(); });
+  read_member("world_size", [&] {
+    manifest.world_size = static_cast<int>(json.number());
+    if (manifest.step < 0 || manifest.world_size < 1) throw std::invalid_argument("expected ranks");
+  });
+  read_member("ddp", [&] { manifest.library_version = json.text(); });
+  read_member("libtorch", [&] { manifest.libtorch_version = json.text(); });
+  read_member("files", [&] {
+    json.list('[', ']', [&] { manifest.files.push_back(read_file(json)); });
+  });
+  if (format == kFormat) return manifest;
+  read_member("index", [&] {
     try {
-      manifest.index = index_from_json(std::string(checked.substr(begin + kIndexBegin.size())));
+      manifest.index = read_index(json);
     } catch (const std::invalid_argument& error) {
       throw DamagedCheckpoint(ddp::str(path, " is damaged: its index: ", error.what()));
     }
-  }
+  });
   return manifest;
 }
 

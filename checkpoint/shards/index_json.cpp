@@ -94,11 +94,9 @@ IndexedTensor read_tensor(JsonReader& json) {
   json.expect('{');
   json.key("dtype");
   tensor.kind.dtype = dtype_named(json.text());
-  json.expect(',');
-  json.key("sizes");
+  json.next_key("sizes");
   tensor.kind.sizes = json.numbers();
-  json.expect(',');
-  json.key("boxes");
+  json.next_key("boxes");
   json.list('[', ']', [&] {
     auto& box = tensor.boxes.emplace_back();
     json.expect('[');
@@ -133,9 +131,8 @@ std::string index_to_json(const std::map<std::string, ShardIndex>& parts) {
   });
 }
 
-std::map<std::string, ShardIndex> index_from_json(const std::string& text) {
+std::map<std::string, ShardIndex> read_index(JsonReader& json) {
   std::map<std::string, ShardIndex> parts;
-  JsonReader json(text);
   json.object([&](const std::string& name) {
     auto& part = parts[name];
     json.object([&](const std::string& tensor) { part.emplace(tensor, read_tensor(json)); });

@@ -8,6 +8,8 @@
 
 namespace ddp {
 
+class JsonReader;
+
 /// Where a checkpoint has a box of a tensor.
 struct IndexedBox {
   std::string file;  // "model.shard-00003.pt"
@@ -70,6 +72,6 @@ ShardIndex make_index(const std::string& part, const std::vector<std::vector<Sha
 std::string index_to_json(const std::map<std::string, ShardIndex>& parts);
 
 /// Reads it. \throws std::invalid_argument  the text has another form.
-std::map<std::string, ShardIndex> index_from_json(const std::string& json);
+std::map<std::string, ShardIndex> read_index(JsonReader& json);
 
 }  // namespace ddp
