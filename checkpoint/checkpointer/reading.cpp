@@ -16,7 +16,6 @@
 #include "parts/cut_parts.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
-#include "shards/sharded_part.h"
 
 namespace ddp {
 namespace {
@@ -29,20 +28,16 @@ constexpr const char* kFileSuffix = ".pt";
 class CheckpointReader {
  public:
   CheckpointReader(
-      std::string folder, const std::vector<NamedPart>& parts,
+      std::string folder, int64_t step, const std::vector<NamedPart>& parts,
       const std::vector<ShardedPart>& sharded, int rank, bool strict)
       : folder_(std::move(folder)),
         parts_(parts),
         sharded_(sharded),
         rank_(rank),
         strict_(strict),
-        manifest_(read_manifest(folder_)) {}
+        manifest_(read_manifest(folder_, step)) {}
 
-  std::vector<PreparedLoad> read(int64_t step) {
-    DDP_CHECK(
-        manifest_.step == step, folder_, ": expected the checkpoint of step ", step,
-        ", as its name says, got that of step ", manifest_.step,
-        ". Give it its name back, or move it elsewhere.");
+  std::vector<PreparedLoad> read() {
     compare_names();
     for (const auto& named : parts_) {
       if (!named.is_per_rank) read_part(named);
@@ -85,7 +80,7 @@ class CheckpointReader {
   }
 
   c10::IValue entry(const c10::IValue& dict, const char* key) const {
-    const auto* value = dict.isGenericDict() ? find_in(dict, key) : nullptr;
+    const auto* value = find_in(dict, key);
     DDP_CHECK(
         value != nullptr, folder_, ": expected \"", key,
         "\" in the file of a rank, got none. Load another checkpoint.");
@@ -241,8 +236,8 @@ Reading read_checkpoint(
     const std::vector<ShardedPart>& sharded, int rank, bool strict) {
   Reading reading;
   try {
-    CheckpointReader reader(folder, parts, sharded, rank, strict);
-    reading.loads = reader.read(step);
+    CheckpointReader reader(folder, step, parts, sharded, rank, strict);
+    reading.loads = reader.read();
     reading.text = reader.contents();
   } catch (const DamagedCheckpoint& damage) {
     reading.verdict = Reading::Verdict::Damaged;

@@ -115,9 +115,8 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
   });
   read_member("ddp", [&] { manifest.library_version = json.text(); });
   read_member("libtorch", [&] { manifest.libtorch_version = json.text(); });
-  read_member("files", [&] {
-    json.list('[', ']', [&] { manifest.files.push_back(read_file(json)); });
-  });
+  read_member(
+      "files", [&] { json.list('[', ']', [&] { manifest.files.push_back(read_file(json)); }); });
   if (format == kFormat) return manifest;
   read_member("index", [&] {
     try {

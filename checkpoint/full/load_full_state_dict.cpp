@@ -64,28 +64,21 @@ std::vector<size_t> match_tensors(
     if (found != number.end() && sources[tensor] == kNone) sources[tensor] = found->second;
   }
   std::vector<std::string> missing, additional;
-  std::string problem;
-  const auto add = [&](const std::string& text) {
-    problem += ddp::str(problem.empty() ? "" : "; ", text);
-  };
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == kNone) missing.push_back(whole.tensors[i].name);
   }
   for (const auto& tensor : loaded) {
     if (known.count(tensor.name) == 0) additional.push_back(tensor.name);
   }
-  if (!missing.empty()) add(ddp::str(source, " lacks the model's ", quoted_names(missing)));
-  if (!additional.empty()) {
-    add(ddp::str("the model lacks ", source, "'s ", quoted_names(additional)));
-  }
+  auto problem = lacking_names("the model", source, missing, additional);
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == kNone) continue;
     const auto& [name, kind] = whole.tensors[i];
     const auto& sizes = loaded[sources[i]].kind.sizes;
     if (sizes == kind.sizes) continue;
-    add(ddp::str(
-        '"', name, "\" is ", at::IntArrayRef(kind.sizes), " in the model and ",
-        at::IntArrayRef(sizes), " in ", source));
+    problem += ddp::str(
+        problem.empty() ? "" : "; ", '"', name, "\" is ", at::IntArrayRef(kind.sizes),
+        " in the model and ", at::IntArrayRef(sizes), " in ", source);
   }
   DDP_CHECK_VALUE(
       problem.empty(), subject, ": expected the model's names and shapes, but ", problem,

@@ -12,8 +12,6 @@
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
 
-#include "shards/sharded_part.h"
-
 namespace ddp {
 namespace {
 

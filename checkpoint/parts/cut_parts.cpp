@@ -245,7 +245,7 @@ c10::IValue read_shards(
 }  // namespace
 
 bool has_state(const c10::IValue& optimizer) {
-  const auto* state = optimizer.isGenericDict() ? find_in(optimizer, kState) : nullptr;
+  const auto* state = find_in(optimizer, kState);
   return state != nullptr && state->isGenericDict();
 }
 

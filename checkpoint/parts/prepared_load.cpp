@@ -16,7 +16,21 @@ std::string quoted_names(const std::vector<std::string>& names) {
   return text;
 }
 
+std::string lacking_names(
+    const std::string& own, const std::string& saved, const std::vector<std::string>& missing,
+    const std::vector<std::string>& additional) {
+  std::vector<std::string> texts;
+  if (!missing.empty()) {
+    texts.push_back(ddp::str(saved, " lacks ", own, "'s ", quoted_names(missing)));
+  }
+  if (!additional.empty()) {
+    texts.push_back(ddp::str(own, " lacks ", saved, "'s ", quoted_names(additional)));
+  }
+  return joined_by("; ", texts);
+}
+
 const c10::IValue* find_in(const c10::IValue& dict, const c10::IValue& key) {
+  if (!dict.isGenericDict()) return nullptr;
   const auto entries = dict.toGenericDict();
   const auto found = entries.find(key);
   return found == entries.end() ? nullptr : &found->value();

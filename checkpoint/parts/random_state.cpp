@@ -93,7 +93,7 @@ c10::IValue random_state() {
 }
 
 PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& subject) {
-  check_state(cpu_generator(), saved.isGenericDict() ? find_in(saved, kCpu) : nullptr, subject);
+  check_state(cpu_generator(), find_in(saved, kCpu), subject);
   std::vector<std::pair<at::Generator, at::Tensor>> states{
       {cpu_generator(), find_in(saved, kCpu)->toTensor()}};
   if (const auto* gpus = find_in(saved, accelerator_name())) {
@@ -123,7 +123,7 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
 
 PreparedLoad prepare_new_random_state(
     const c10::IValue& saved_of_first, int rank, int64_t step, const std::string& subject) {
-  const auto* seed = saved_of_first.isGenericDict() ? find_in(saved_of_first, kSeed) : nullptr;
+  const auto* seed = find_in(saved_of_first, kSeed);
   DDP_CHECK_VALUE(
       seed != nullptr && seed->isInt(), subject,
       ": expected the seed of rank 0, got none. Load another checkpoint.");

@@ -95,18 +95,6 @@ Comparison compare(
   return result;
 }
 
-std::string describe_names(const Comparison& result) {
-  std::string text;
-  if (!result.missing.empty()) {
-    text = "the file lacks the model's " + quoted_names(result.missing);
-  }
-  if (!result.additional.empty()) {
-    text += ddp::str(
-        text.empty() ? "" : "; ", "the model lacks the file's ", quoted_names(result.additional));
-  }
-  return text;
-}
-
 }  // namespace
 
 const torch::nn::Module& state_root(const torch::nn::Module& module) {
@@ -144,7 +132,7 @@ PreparedLoad prepare_module(
     torch::nn::Module& module, const c10::IValue& saved, bool strict, const std::string& subject) {
   const auto own = named_state(module);
   auto result = compare(own, names_in(saved, subject), saved, strict);
-  const auto names = describe_names(result);
+  const auto names = lacking_names("the model", "the file", result.missing, result.additional);
   DDP_CHECK_VALUE(
       result.unlike.empty(), subject, ": expected the model's shapes and dtypes, but ",
       result.unlike, ". Build the model as it was saved.");

@@ -188,7 +188,7 @@ SavedOptimizer split_dict(const c10::IValue& saved, const std::string& subject) 
       rule, "another dictionary", remedy);
   SavedOptimizer parts{*state, groups->toListRef().vec(), {}};
   for (const auto& group : parts.groups) {
-    const auto* indices = group.isGenericDict() ? find_in(group, "params") : nullptr;
+    const auto* indices = find_in(group, "params");
     DDP_CHECK_VALUE(
         indices != nullptr && indices->isList(), subject, rule, "a group without \"params\"",
         remedy);

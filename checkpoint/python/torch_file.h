@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <unordered_map>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-namespace ddp {
+#include "shards/layout.h"
 
-class LazyTensors;
+namespace ddp {
 
 /// Takes the next bytes of a file.
 using ByteSink = std::function<void(const void* data, size_t size)>;
@@ -25,6 +27,23 @@ c10::impl::GenericList make_list();
 ///
 /// \throws c10::ValueError  a tensor without a dense storage.
 c10::IValue copy_to_host(const c10::IValue& value);
+
+/// Tensors without memory, in the places of those that are read while a file is written: so one at
+/// a time needs memory.
+class LazyTensors {
+ public:
+  using Read = std::function<at::Tensor()>;
+
+  /// \param read  returns the elements, on the host, row by row; called once.
+  /// \return a tensor to put into a dictionary, under several keys if they share it.
+  at::Tensor add(const TensorKind& kind, Read read);
+
+  /// Returns the elements of a tensor of add(); an undefined tensor for any other.
+  at::Tensor read(const at::Tensor& placeholder) const;
+
+ private:
+  std::unordered_map<const void*, Read> reads_;  // by StorageImpl
+};
 
 /// Writes a file that Python's `torch.load(..., weights_only=True)` reads: tensors, numbers,
 /// strings, None, and lists, tuples and dictionaries of these. Tensors must be on the host, as

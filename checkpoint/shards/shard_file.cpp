@@ -90,7 +90,7 @@ at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const Box& part) 
 
 at::Tensor ShardFile::read(
     const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part) {
-  const auto* found = dict_.isGenericDict() ? find_in(dict_, key) : nullptr;
+  const auto* found = find_in(dict_, key);
   DDP_CHECK(
       found != nullptr && found->isTensor() && found->toTensor().sizes() == whole.size &&
           found->toTensor().scalar_type() == dtype,

@@ -8,7 +8,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 
-#include "python/lazy_tensors.h"
 #include "python/torch_file.h"
 
 namespace ddp {
