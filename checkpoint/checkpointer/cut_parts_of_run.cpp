@@ -19,7 +19,6 @@ namespace ddp {
 namespace {
 
 using detail::CutOptimizerPart;
-using detail::LayoutsByParameter;
 
 /// The layouts of all models of a run that its ranks share, or of those that each rank has.
 LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = false) {
@@ -27,7 +26,7 @@ LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = fal
   const auto add = [&](const std::vector<NamedPart>& parts) {
     for (const auto& named : parts) {
       const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
-      if (module != nullptr) detail::add_layouts_of(*module, layouts);
+      if (module != nullptr) add_layouts_of(*module, layouts);
     }
   };
   add(run.parts);

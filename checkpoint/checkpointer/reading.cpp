@@ -1,6 +1,5 @@
 #include "checkpointer/reading.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -115,11 +114,11 @@ class CheckpointReader {
     loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
   }
 
-  detail::LayoutsByParameter layouts() const {
-    detail::LayoutsByParameter found;
+  LayoutsByParameter layouts() const {
+    LayoutsByParameter found;
     for (const auto& named : parts_) {
       const auto* module = named.part->module();
-      if (!named.is_per_rank && module != nullptr) detail::add_layouts_of(*module, found);
+      if (!named.is_per_rank && module != nullptr) add_layouts_of(*module, found);
     }
     return found;
   }
@@ -185,15 +184,8 @@ class CheckpointReader {
   void compare(
       const char* what, const std::vector<std::string>& wanted,
       const std::vector<std::string>& found) {
-    const auto without = [](std::vector<std::string> all, const std::vector<std::string>& some) {
-      const auto is_in_some = [&](const std::string& name) {
-        return std::find(some.begin(), some.end(), name) != some.end();
-      };
-      all.erase(std::remove_if(all.begin(), all.end(), is_in_some), all.end());
-      return all;
-    };
-    const auto missing = without(wanted, found);
-    const auto additional = without(found, wanted);
+    const auto missing = names_without(wanted, found);
+    const auto additional = names_without(found, wanted);
     if (missing.empty() && additional.empty()) return;
     std::string text;
     if (!missing.empty()) text = "it lacks " + quoted_names(missing);

@@ -62,12 +62,8 @@ void Saving::restart() {
     const auto steps = run_.folder.finished_steps();
     is_whole = std::find(steps.begin(), steps.end(), last) != steps.end();
   });
-  const auto agreed = run_.peers.agree(
-      packed({problem, is_whole ? "whole" : ""}), kDoing,
-      [&](const std::vector<std::string>& by_rank) {
-        return describe_problems(texts_by_position<2>(by_rank)[0], kDoing);
-      });
-  last_step_ = unpacked(agreed.front())[1].empty() ? -1 : last;
+  const auto agreed = run_.peers.agree_without(problem, is_whole ? "whole" : "", kDoing);
+  last_step_ = agreed.front().empty() ? -1 : last;
 }
 
 // Makes, on rank 0, the folder that all ranks write to. Returns its name.
@@ -138,11 +134,7 @@ void Saving::exchange_shards(int64_t step) {
   if (sharded.all().empty()) return;
   const auto doing = ddp::str("saving step ", step);
   const auto problem = problem_of([&] { sharded.refresh(); });
-  const auto agreed = run_.peers.agree(
-      packed({problem, sharded.change()}), doing, [&](const std::vector<std::string>& by_rank) {
-        return describe_problems(texts_by_position<2>(by_rank)[0], doing);
-      });
-  sharded.exchange(run_.peers, texts_by_position<2>(agreed)[1], doing);
+  sharded.exchange(run_.peers, run_.peers.agree_without(problem, sharded.change(), doing), doing);
   const auto misfit = problem_of([&] { sharded.index(); });
   if (!misfit.empty()) run_.peers.throw_agreed(misfit);
 }

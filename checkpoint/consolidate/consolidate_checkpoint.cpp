@@ -171,10 +171,7 @@ class Consolidation {
             return read(saved->second);
           });
         });
-    replace_file(path, [&](OutputFile& file) {
-      write_torch_file(
-          filled, [&](const void* data, size_t size) { file.write(data, size); }, &lazy);
-    });
+    replace_torch_file(path, filled, &lazy);
   }
 
   // Python reads it as it is.

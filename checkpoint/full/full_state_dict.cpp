@@ -15,6 +15,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/peers.h"
 #include "full/whole_tensors.h"
 #include "shards/shard_index.h"
 
@@ -112,15 +113,10 @@ WholeTensors agree_on_tensors(
   agree(
       packed({problem, std::to_string(to), to_text(own)}), group, kFullStateDict,
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> problems, ranks_to, parts;
-        for (const auto& text : by_rank) {
-          const auto texts = unpacked(text);
-          problems.push_back(texts.at(0));
-          ranks_to.push_back(texts.at(1));
-          parts.push_back(texts.at(2));
-        }
-        auto text = first_problem(problems);
+        const auto texts = texts_by_position<3>(by_rank);
+        auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
+        const auto& ranks_to = texts[1];
         for (size_t rank = 1; rank < ranks_to.size(); ++rank) {
           if (ranks_to[rank] == ranks_to[0]) continue;
           return ddp::str(
@@ -129,7 +125,7 @@ WholeTensors agree_on_tensors(
               ". Pass the same.");
         }
         return problem_of([&] {
-          whole = whole_tensors(kFullStateDict, parts);
+          whole = whole_tensors(kFullStateDict, texts[2]);
           (void)owners_of({kFullStateDict, ""}, whole.ranks);
         });
       },

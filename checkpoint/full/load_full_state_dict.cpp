@@ -18,6 +18,7 @@
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/peers.h"
 #include "full/whole_tensors.h"
 #include "tensors/write_tensors.h"
 
@@ -126,17 +127,11 @@ FullLoad agree_on_load(
   agree(
       packed({problem, hash, of_first, to_text(load.own)}), group, kLoadFullStateDict,
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> problems, hashes, first, parts;
-        for (const auto& text : by_rank) {
-          const auto texts = unpacked(text);
-          problems.push_back(texts.at(0));
-          hashes.push_back(texts.at(1));
-          first.push_back(texts.at(2));
-          parts.push_back(texts.at(3));
-        }
-        auto text = first_problem(problems);
+        const auto texts = texts_by_position<4>(by_rank);
+        auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
-        const auto of_rank_0 = unpacked(first[0]);
+        const auto& hashes = texts[1];
+        const auto of_rank_0 = unpacked(texts[2][0]);
         for (size_t rank = 1; rank < hashes.size(); ++rank) {
           if (hashes[rank].empty() || hashes[rank] == hashes[0]) continue;
           return ddp::str(
@@ -145,7 +140,7 @@ FullLoad agree_on_load(
               ". Copy it to every host.");
         }
         return problem_of([&] {
-          load.whole = whole_tensors(kLoadFullStateDict, parts);
+          load.whole = whole_tensors(kLoadFullStateDict, texts[3]);
           check_first_names(load.whole);
           load.loaded = tensors_in_load_text(of_rank_0.at(1));
           load.sources = match_tensors(load.whole, load.loaded, of_rank_0.at(0), source);

@@ -12,7 +12,6 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/text.h>
 
-#include "parts/module_tensors.h"
 #include "python/module_dict.h"
 #include "python/torch_file.h"
 #include "shards/box.h"
@@ -270,13 +269,6 @@ std::string names_of_parameters(
   std::string names;
   for (const auto& layout : layouts_of_optimizer(optimizer, layouts)) names += layout.name + "\n";
   return names;
-}
-
-void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
-  for (auto& layout : layouts_of(module)) {
-    const auto* key = layout.local.unsafeGetTensorImpl();
-    layouts.emplace(key, std::move(layout));
-  }
 }
 
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module) {

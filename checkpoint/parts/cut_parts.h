@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,13 +13,9 @@
 #include <ddp/sharded_tensor.h>
 
 #include <ddp/internal/checkpoint_part.h>
+#include "parts/module_tensors.h"
 
 namespace ddp::detail {
-
-/// By the parameters' TensorImpls.
-using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
-
-void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
 
 /// This rank's shards of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);

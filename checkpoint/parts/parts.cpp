@@ -211,7 +211,7 @@ CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer) {
   if (auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) {
     return std::make_shared<ShardedOptimizerPart>(*sharded);
   }
-  if (known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
+  if (is_known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
   return std::make_shared<OtherOptimizerPart>(optimizer);
 }
 

@@ -1,6 +1,8 @@
 #include <ddp/internal/prepared_load.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 
 #include <ddp/internal/text.h>
 
@@ -14,6 +16,16 @@ std::string quoted_names(const std::vector<std::string>& names) {
   }
   if (names.size() > kMost) text += ddp::str(" and ", names.size() - kMost, " more");
   return text;
+}
+
+std::vector<std::string> names_without(
+    const std::vector<std::string>& all, const std::vector<std::string>& some) {
+  const std::set<std::string> known(some.begin(), some.end());
+  std::vector<std::string> rest;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(rest), [&](const std::string& name) {
+    return known.count(name) == 0;
+  });
+  return rest;
 }
 
 std::string lacking_names(

@@ -132,13 +132,9 @@ PreparedLoad prepare_new_random_state(
   mixed = mix_bits(mixed ^ static_cast<uint64_t>(step));
   PreparedLoad load;
   load.apply = [mixed] {
-    auto cpu = cpu_generator();
-    {
-      const std::lock_guard lock(cpu.mutex());
-      cpu.set_current_seed(mixed);
-    }
-    for (const auto gpu : gpus_in_use()) {
-      auto generator = gpu_generator(gpu);
+    std::vector<at::Generator> generators{cpu_generator()};
+    for (const auto gpu : gpus_in_use()) generators.push_back(gpu_generator(gpu));
+    for (auto& generator : generators) {
       const std::lock_guard lock(generator.mutex());
       generator.set_current_seed(mixed);
     }

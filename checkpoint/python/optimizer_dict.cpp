@@ -273,10 +273,8 @@ PreparedLoad read_optimizer(
 
 }  // namespace
 
-std::optional<std::string> known_optimizer(const optim::Optimizer& optimizer) {
-  std::optional<std::string> known;
-  with_python_kind(optimizer, [&](auto kind) { known = kind.name; });
-  return known;
+bool is_known_optimizer(const optim::Optimizer& optimizer) {
+  return with_python_kind(optimizer, [](auto /*kind*/) {});
 }
 
 c10::IValue optimizer_dict(optim::Optimizer& optimizer) {

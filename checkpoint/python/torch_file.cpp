@@ -146,6 +146,14 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink, const Lazy
   if (failure) std::rethrow_exception(failure);
 }
 
+void replace_torch_file(
+    const std::string& path, const c10::IValue& value, const LazyTensors* lazy) {
+  replace_file(path, [&](OutputFile& file) {
+    write_torch_file(
+        value, [&](const void* data, size_t size) { file.write(data, size); }, lazy);
+  });
+}
+
 namespace {
 
 std::string record_text(caffe2::serialize::PyTorchStreamReader& reader, const std::string& name) {

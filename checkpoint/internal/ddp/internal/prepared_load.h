@@ -22,6 +22,10 @@ struct PreparedLoad {
 /// Joins names as "a", "b" and "c": at most ten in quotation marks, then how many more there are.
 std::string quoted_names(const std::vector<std::string>& names);
 
+/// Returns the names of `all` that are not in `some`, in order.
+std::vector<std::string> names_without(
+    const std::vector<std::string>& all, const std::vector<std::string>& some);
+
 /// Writes "the file lacks the model's "a"; the model lacks the file's "b"" of `own` "the model" and
 /// `saved` "the file"; "" where no name is missing or additional.
 std::string lacking_names(
