@@ -77,16 +77,10 @@ CLI::Validator seconds() {
   return CLI::Validator(check, "");
 }
 
-CLI::Validator host() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a host, got ''") : std::string();
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator folder() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a folder, got ''") : std::string();
+/// \param thing  "a host".
+CLI::Validator not_empty(const std::string& thing) {
+  const auto check = [thing](const std::string& text) {
+    return text.empty() ? "expected " + thing + ", got ''" : std::string();
   };
   return CLI::Validator(check, "");
 }
@@ -113,13 +107,6 @@ CLI::Validator word() {
   const auto check = [](const std::string& text) {
     const bool is_word = !text.empty() && text.find_first_of(" \t\r\n/") == std::string::npos;
     return is_word ? std::string() : "expected a word without spaces and '/', got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator file() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a file, got ''") : std::string();
   };
   return CLI::Validator(check, "");
 }
@@ -196,7 +183,7 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option(
          "--master-addr", given.master_addr,
          "Rank 0's host, as all hosts reach it. Default: 127.0.0.1, or ::1 without IPv4")
-      ->check(host())
+      ->check(not_empty("a host"))
       ->type_name("HOST");
   app.add_option(
          "--master-port", given.master_port,
@@ -219,7 +206,7 @@ void add_attempts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("N");
   app.add_option(
          "--log-dir", options.log_dir, "Keep what each rank writes, too: attempt_0/rank_0.log, ...")
-      ->check(folder())
+      ->check(not_empty("a folder"))
       ->type_name("FOLDER");
 }
 
@@ -282,7 +269,7 @@ void add_elastic(CLI::App& app, Given& given) {
       ->type_name("WORD");
   app.add_option(
          "--state", given.state, "A file from which a coordinator that is started again goes on")
-      ->check(file())
+      ->check(not_empty("a file"))
       ->type_name("FILE");
 }
 

@@ -13,9 +13,7 @@
 
 #include <ddp/internal/text.h>
 
-#include "launch/output/log_file.h"
 #include "launch/poll_until.h"
-#include "launch/processes/exit_status.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
 #include "launch/texts.h"
@@ -306,7 +304,7 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
   StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
   Output::RankEnds ends;
   if (options_.prefix) {
-    ends = output_.add_rank(rank, log_of(options_, attempt, rank));
+    ends = output_.add_rank(rank, open_log(options_.log_dir, attempt.number, rank));
     fds.out = ends.out.get();
     fds.err = ends.err.get();
   }

@@ -30,4 +30,10 @@ std::optional<int> next_signal(int fd);
 /// "SIGKILL" for 9; "signal 70" for one without a name.
 std::string signal_name(int signal);
 
+/// "exited with code 5", "was killed by signal 9 (SIGKILL)", for a wait status.
+std::string describe_end(int status);
+
+/// Returns the exit code that a shell reports for a wait status.
+int exit_code_of(int status);
+
 }  // namespace ddp::launch
