@@ -1,7 +1,6 @@
 #include "launch/environment.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -70,11 +69,6 @@ Environment rank_environment(
   }
   for (const auto& [name, value] : own) result.push_back(name + value);
   return result;
-}
-
-std::optional<std::string> own_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 Environment current_environment() {

@@ -40,9 +40,6 @@ Environment rank_environment(
 /// rank.
 int global_rank(const LaunchOptions& options, int local_rank);
 
-/// A variable of this process's own environment.
-std::optional<std::string> own_variable(const char* name);
-
 /// Reads this process's own environment.
 Environment current_environment();
 

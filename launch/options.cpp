@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 
@@ -160,7 +161,7 @@ struct Given {
   bool elastic = false;
   std::optional<int> min_ranks, max_ranks, coordinate;
   std::optional<double> lost_after, wait, hold;
-  std::optional<std::string> coordinator, token, state;
+  std::string coordinator, token, state;  // empty: not given
 };
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -273,22 +274,21 @@ void add_elastic(CLI::App& app, Given& given) {
       ->type_name("FILE");
 }
 
-void refuse_elastic(const char* name, bool is_given) {
-  if (!is_given) return;
-  throw CLI::ValidationError(std::string(name) + ": expected --elastic beside it");
+/// Throws where the command line has one of these options.
+void refuse(
+    const CLI::App& app, std::initializer_list<const char*> names, const std::string& rule) {
+  for (const char* name : names) {
+    if (app.count(name) > 0) throw CLI::ValidationError(std::string(name) + ": " + rule);
+  }
 }
 
-void check_elastic(const LaunchOptions& options, const Given& given) {
+void check_elastic(const CLI::App& app, const LaunchOptions& options, const Given& given) {
   if (!given.elastic && !given.coordinate) {
-    refuse_elastic("--min-ranks", given.min_ranks.has_value());
-    refuse_elastic("--max-ranks", given.max_ranks.has_value());
-    refuse_elastic("--hold", given.hold.has_value());
-    refuse_elastic("--lost-after", given.lost_after.has_value());
-    refuse_elastic("--wait", given.wait.has_value());
-    refuse_elastic("--coordinator", given.coordinator.has_value());
-    refuse_elastic("--token", given.token.has_value());
-    refuse_elastic("--state", given.state.has_value());
-    return;
+    return refuse(
+        app,
+        {"--min-ranks", "--max-ranks", "--hold", "--lost-after", "--wait", "--coordinator",
+         "--token", "--state"},
+        "expected --elastic beside it");
   }
   const int all = given.max_ranks.value_or(options.nodes * options.local_ranks);
   if (given.min_ranks.value_or(1) > all) {
@@ -303,11 +303,11 @@ void check_elastic(const LaunchOptions& options, const Given& given) {
   if (given.coordinate && !given.max_ranks) {
     throw CLI::ValidationError("--coordinate: expected --max-ranks beside it, for the whole job");
   }
-  if (given.coordinate && given.state && !given.token) {
+  if (given.coordinate && !given.state.empty() && given.token.empty()) {
     throw CLI::ValidationError(
         "--state: expected --token beside it: members come back to a coordinator that has theirs");
   }
-  if (given.coordinate && given.coordinator) {
+  if (given.coordinate && !given.coordinator.empty()) {
     throw CLI::ValidationError("--coordinate: expected no --coordinator beside it");
   }
 }
@@ -327,32 +327,29 @@ ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
   if (given.lost_after) elastic.lost_after = milliseconds_of(*given.lost_after);
   if (given.wait) elastic.wait = milliseconds_of(*given.wait);
   if (given.hold) elastic.hold = milliseconds_of(*given.hold);
-  elastic.coordinator = given.coordinator.value_or("");
+  elastic.coordinator = given.coordinator;
   elastic.coordinate = given.coordinate.value_or(0);
-  elastic.token = given.token.value_or("");
-  elastic.state = given.state.value_or("");
+  elastic.token = given.token;
+  elastic.state = given.state;
   return elastic;
 }
 
-void check_hosts(const LaunchOptions& options, const Given& given) {
+void check_hosts(const CLI::App& app, const LaunchOptions& options, const Given& given) {
   const auto nnodes = "--nnodes " + std::to_string(options.nodes);
   if (given.standalone && options.nodes > 1) {
     throw CLI::ValidationError(
         nnodes + ": expected no --standalone beside it, which means one host");
   }
-  const auto refuse_beside_standalone = [&](const char* name, bool is_given) {
-    if (!given.standalone || !is_given) return;
-    throw CLI::ValidationError(
-        std::string(name) + ": expected no --standalone beside it, which has its own");
-  };
-  refuse_beside_standalone("--master-addr", given.master_addr.has_value());
-  refuse_beside_standalone("--master-port", given.master_port.has_value());
-  refuse_beside_standalone("--rdzv-endpoint", given.endpoint.has_value());
+  if (given.standalone) {
+    refuse(
+        app, {"--master-addr", "--master-port", "--rdzv-endpoint"},
+        "expected no --standalone beside it, which has its own");
+  }
   if (given.endpoint && (given.master_addr || given.master_port)) {
     throw CLI::ValidationError(
         "--rdzv-endpoint: expected no --master-addr or --master-port beside it, which it replaces");
   }
-  if (options.nodes > 1 && !given.endpoint && !given.coordinator &&
+  if (options.nodes > 1 && !given.endpoint && given.coordinator.empty() &&
       (!given.master_addr || !given.master_port)) {
     throw CLI::ValidationError(
         nnodes +
@@ -416,8 +413,8 @@ ParsedOptions parse_options(
     const auto rest = app.remaining();
     if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
     check_ranks(app, options, given);
-    check_elastic(options, given);
-    check_hosts(options, given);
+    check_elastic(app, options, given);
+    check_hosts(app, options, given);
     check_logs(options, given);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};

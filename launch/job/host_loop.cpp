@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
@@ -34,7 +35,9 @@ constexpr std::chrono::minutes kConnectLimit(5);
 Environment environment_of(
     const LaunchOptions& options, const membership::Address& coordinator, const Attempt& attempt,
     int local_rank) {
-  const auto threads = omp_threads(options, own_variable("OMP_NUM_THREADS"), usable_cores());
+  const char* own = std::getenv("OMP_NUM_THREADS");
+  const auto inherited = own == nullptr ? std::nullopt : std::optional<std::string>(own);
+  const auto threads = omp_threads(options, inherited, usable_cores());
   auto result = rank_environment(current_environment(), options, attempt, local_rank, threads);
   if (!options.elastic) return result;
   const auto is_stale = [](const std::string& entry) {

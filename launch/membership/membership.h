@@ -157,9 +157,10 @@ class Membership {
   void take(Time now, Peer& peer, const membership::Met& met);
   void take(Time now, Peer& peer, const membership::Entered& entered);
   void take(Time now, Peer& peer, const membership::Pauses& pauses);
-  void take_waits(Time now, Peer& peer);
-  void take_leaves(Time now, Peer& peer);
-  void take_done(Time now, Peer& peer);
+  void take(Time now, Peer& peer, const membership::Alive& alive);
+  void take(Time now, Peer& peer, const membership::Waits& waits);
+  void take(Time now, Peer& peer, const membership::Leaves& leaves);
+  void take(Time now, Peer& peer, const membership::Done& done);
   void drop_member(Time now, Connection connection, const std::string& why);
   void let_go(Connection connection);
   void gather(Time now, const std::string& why);
