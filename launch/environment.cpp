@@ -16,8 +16,8 @@ bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-/// The quota of one group, in cores: a file of version 2, "max 100000" or "150000 100000", or two
-/// of version 1, of which the first says -1 for none.
+/// Reads the quota of one group, in cores: a file of version 2, "max 100000" or "150000 100000", or
+/// two files of version 1; "max" and -1 mean none.
 std::optional<double> quota_in(const std::string& folder, bool is_second_version) {
   double quota = 0, period = 0;
   std::ifstream first(folder + (is_second_version ? "/cpu.max" : "/cpu.cfs_quota_us"));

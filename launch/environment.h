@@ -51,8 +51,8 @@ Environment current_environment();
 /// \param mount  where the control groups are: /sys/fs/cgroup.
 std::optional<int> cores_of_quota(const std::string& groups, const std::string& mount);
 
-/// Counts the cores that this process may run on, >= 1: those of its affinity, and at most those
-/// whose time its control groups' quotas give.
+/// Counts the cores that this process may run on, >= 1: its affinity's, and no more than the quotas
+/// of its control groups give.
 int usable_cores();
 
 }  // namespace ddp::launch

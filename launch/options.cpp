@@ -86,7 +86,7 @@ CLI::Validator not_empty(const std::string& thing) {
   return CLI::Validator(check, "");
 }
 
-/// Finds the last colon: an IPv6 address has others, and brackets around it.
+/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
 size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
 
 CLI::Validator endpoint() {

@@ -41,9 +41,9 @@ void Saving::finish() {
   damaged_steps_.clear();  // a save that fails may not have removed them
 }
 
-// A rank that was lost may have been the one that ends the save, so the folder says whether it is
-// whole, once no rank that is left writes to it. Ranks that joined take the others' last step: all
-// have to find the same saves due.
+// Reads from the folder whether the last save is whole, because a lost rank may have been rank 0,
+// which ends saves. By then no remaining rank writes to the folder. New ranks take the last step
+// from the old ones, so that all ranks find the same saves due.
 void Saving::restart() {
   constexpr const char* kDoing = "going on with other ranks";
   if (const auto job = std::exchange(job_, nullptr)) {

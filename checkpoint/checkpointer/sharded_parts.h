@@ -23,8 +23,8 @@ using OtherNames = std::map<std::string, std::vector<std::string>>;
 struct ShardedPart {
   std::string name;
   ShardsCallback callback;
-  /// Whether boxes that several ranks have are copies, of which the first rank's is written. Else
-  /// the callback tells copies by their replica number.
+  /// Whether a box that several ranks have is a copy on all but the first of them, which writes it.
+  /// Else the callback gives copies a replica number.
   bool has_copies = false;
   /// Whether another part, of the same name, reads them.
   bool is_read_elsewhere = false;
@@ -35,7 +35,7 @@ struct ShardedPart {
   std::function<OtherNames()> other_names = nullptr;
   std::vector<ShardedTensor> shards = {};            // this rank's, from the callback's last call
   std::vector<std::vector<ShardLayout>> ranks = {};  // of the last exchange
-  std::map<std::string, TensorKind> tensors = {};    // those that any rank has a shard of
+  std::map<std::string, TensorKind> tensors = {};    // every tensor that a rank has a shard of
 };
 
 /// Copies to host memory what this rank writes of a part, by key. Empty: nothing.
@@ -49,8 +49,8 @@ c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards);
 PreparedLoad prepare_shards(
     const ShardedPart& part, const Manifest& manifest, const std::string& folder, bool strict);
 
-/// The parts that are cut over the ranks. Each rank knows what every rank has of them; the ranks
-/// exchange that when it changes.
+/// The parts that are cut over the ranks. Each rank keeps the layouts of all ranks, which exchange
+/// them after a change.
 class ShardedParts {
  public:
   void add(const std::string& name, ShardsCallback callback) { add({name, std::move(callback)}); }
@@ -75,7 +75,7 @@ class ShardedParts {
   void exchange(
       CheckpointPeers& peers, const std::vector<std::string>& changes, const std::string& doing);
 
-  /// The ranks are others: the next exchange gathers.
+  /// Makes the next exchange gather, because the group has other ranks.
   void forget_exchange() { exchanged_.reset(); }
 
   /// Lists which rank writes what, by part. \throws c10::ValueError  as make_index(), on every
@@ -87,7 +87,7 @@ class ShardedParts {
 
   std::vector<ShardedPart> parts_;
   std::string own_;                       // this rank's layouts
-  std::optional<std::string> exchanged_;  // those that the other ranks know
+  std::optional<std::string> exchanged_;  // own_ at the last exchange
   std::optional<std::map<std::string, ShardIndex>> index_;
 };
 

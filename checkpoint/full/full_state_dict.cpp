@@ -35,7 +35,7 @@ class FullGather {
         if (is_written(shard)) by_rank_[rank][shard.name].push_back(shard.box);
       }
     }
-    // As many in the same order as this rank's layouts, but for those of tensors without a box.
+    // own.parts has the order of this rank's layouts, and lacks only the tensors without a box.
     size_t part = 0;
     for (const auto& shard : whole.ranks[static_cast<size_t>(group_->getRank())]) {
       if (part == own.parts.size() || own.parts[part].name != shard.name) continue;
@@ -44,7 +44,7 @@ class FullGather {
     }
   }
 
-  /// The whole tensor, on the rank that gathers; nothing on the others.
+  /// Returns the whole tensor on the rank that gathers, and nothing on the other ranks.
   at::Tensor gather(const NamedKind& tensor) const {
     if (group_->getRank() != to_) {
       send_views(tensor);

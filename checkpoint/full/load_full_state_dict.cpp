@@ -93,7 +93,7 @@ std::unordered_map<std::string, size_t> numbers_of(const WholeTensors& whole) {
   return numbers;
 }
 
-/// A tensor of several names is known by the first of them, on the rank that comes first.
+/// A tensor of several names goes by the first of them on the first rank that has the tensor.
 ///
 /// \throws c10::ValueError  another name of it is the first on another rank.
 void check_first_names(const WholeTensors& whole) {

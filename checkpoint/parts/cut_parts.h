@@ -27,7 +27,8 @@ std::map<std::string, std::vector<std::string>> other_names_in(const torch::nn::
 using ReplaceField =
     std::function<c10::IValue(size_t index, const c10::IValue& field, const c10::IValue& value)>;
 
-/// In a saved state of which one rank's numbers of parameters say nothing to others: a pipeline's.
+/// Marks a saved state in which the numbers of parameters are valid on one rank alone: a
+/// pipeline's.
 constexpr const char* kByName = "by_name";
 
 /// Whether a value is an optimizer_dict(), by its form.

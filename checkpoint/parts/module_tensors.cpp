@@ -16,11 +16,11 @@ using CountByTensor = std::unordered_map<const void*, int>;
 
 const void* key_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
-/// The names of a model's tensors without those of the wrappers in between, in the order of
-/// named_state().
+/// Lists the names of a model's tensors in the order of named_state(), without the prefixes of
+/// wrappers in between.
 ///
-/// A layout names its parameter in the whole model, and the module has it under another prefix
-/// where a wrapper lies between them: so the two names say which prefix a module's buffers have.
+/// A layout names its parameter in the whole model, and a module below a wrapper has the parameter
+/// under another prefix. The difference of the two names is the prefix of the module's buffers.
 class GlobalNames {
  public:
   GlobalNames(const LayoutsByParameter& layouts, const std::vector<NamedTensor>& state)

@@ -147,7 +147,7 @@ class ArchivePart : public CheckpointPart {
   const std::function<void(torch::serialize::InputArchive&)> load_;
 };
 
-/// An optimizer whose state only its own save() and load() know.
+/// An optimizer whose state only its own save() and load() can write and read.
 class OtherOptimizerPart : public ArchivePart {
  public:
   explicit OtherOptimizerPart(torch::optim::Optimizer& optimizer)

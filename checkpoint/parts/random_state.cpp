@@ -25,8 +25,8 @@ constexpr const char* kStreams = "streams";
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
-// The key of the GPUs' states, or those of the process's other accelerator: "cuda", "xpu". Files of
-// a process without one have "cuda", too.
+// The key of the states of GPUs, or of the process's other accelerator: "cuda", "xpu". Files of a
+// process without an accelerator have "cuda", too.
 std::string accelerator_name() {
   return c10::DeviceTypeName(at::getAccelerator().value_or(at::kCUDA), /*lower_case=*/true);
 }

@@ -60,7 +60,7 @@ std::vector<std::string> names_in(const c10::IValue& saved, const std::string& s
   return names;
 }
 
-/// The saved names that fit the module's, and those that do not.
+/// Compares the saved names with the module's: the tensors of equal names, and the differences.
 struct Comparison {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::string> missing, additional;

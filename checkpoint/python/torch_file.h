@@ -28,8 +28,8 @@ c10::impl::GenericList make_list();
 /// \throws c10::ValueError  a tensor without a dense storage.
 c10::IValue copy_to_host(const c10::IValue& value);
 
-/// Tensors without memory, in the places of those that are read while a file is written: so one at
-/// a time needs memory.
+/// Placeholders without memory. The tensors in their places are read while a file is written, so
+/// that one tensor at a time needs memory.
 class LazyTensors {
  public:
   using Read = std::function<at::Tensor()>;

@@ -28,7 +28,7 @@ struct IndexedTensor {
 /// The tensors of a sharded part, by name.
 using ShardIndex = std::map<std::string, IndexedTensor>;
 
-/// The infix of the names of shard files, which those of parts lack.
+/// The infix of the names of shard files; no part's name has it.
 inline constexpr const char* kShardInfix = ".shard-";
 
 /// Returns the file of a rank's shards.

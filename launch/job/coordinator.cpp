@@ -90,7 +90,7 @@ Coordinator::Coordinator(
   job_.emplace(options, token, wires(is_alone), now(), std::move(earlier));
 }
 
-/// \param is_alone  no launcher of this host is a client, so what it would say is printed.
+/// \param is_alone  whether no launcher of this host is a client; the job's texts are printed then.
 Job::Wires Coordinator::wires(bool is_alone) {
   Job::Wires wires;
   wires.send = [this](int client, const std::string& line) {
@@ -146,8 +146,8 @@ std::optional<Coordinator::Clock::time_point> Coordinator::next_time() const {
 }
 
 /// Reads before the job looks at the time: after a stop of this process, signs of life wait in the
-/// sockets. Members come before launchers, and ends last: what a process said counts before its
-/// end, and why it ended before its connection's end.
+/// sockets. Reads members before launchers and handles closed connections last: the messages of a
+/// process precede its exit, and its exit precedes the end of its connection.
 void Coordinator::serve() {
   accept_clients();
   std::vector<int> names;
@@ -161,7 +161,7 @@ void Coordinator::serve() {
   job_->on_time(now());
 }
 
-/// Strangers that say nothing take no more descriptors than this.
+/// Limits the descriptors of clients that have not sent a line.
 bool Coordinator::may_accept() const {
   const auto is_silent = [](const auto& entry) { return !entry.second.spoke; };
   const auto silent = std::count_if(clients_.begin(), clients_.end(), is_silent);

@@ -16,7 +16,7 @@
 
 namespace ddp::launch {
 
-/// Keeps what a coordinator has to know after a restart. One process at a time may have it.
+/// Keeps the state that a coordinator needs after a restart. One process at a time may have it.
 class StateFile {
  public:
   /// \throws std::runtime_error  when another process has it, or it cannot be made.
@@ -35,8 +35,8 @@ class StateFile {
   Fd lock_;
 };
 
-/// Carries lines between a job and its clients, and tells the job the time. It works inside of the
-/// caller's poll loop.
+/// Carries lines between a job and its clients, and passes the time to the job. It works inside of
+/// the caller's poll loop.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;

@@ -90,7 +90,7 @@ void HostLoop::loop() {
     handle_signals();
     check_lifeline();
     copy_output();
-    // A rank's end is known before its connection's: then its cause is, too.
+    // Before the coordinator reads: the job gets the cause of a rank's end before its connection's.
     reap_ended();
     check_stops();
     if (own_ != nullptr) own_->serve();
@@ -134,7 +134,7 @@ void HostLoop::connect() {
   introduce();
 }
 
-/// Says which ranks run, and which ended while the job could not be told.
+/// Reports which ranks run, and which ended while the connection was lost.
 void HostLoop::introduce() {
   const auto held = has_joined_ ? std::max(1, processes_.count()) : 0;
   has_joined_ = true;
@@ -248,7 +248,7 @@ void HostLoop::reap_ended() {
   }
 }
 
-/// Whether a rank that ended with `code` was told to end.
+/// Whether a rank that ended with `code` was asked to end.
 bool HostLoop::was_asked(int code) const {
   if (state_ == State::Leaving || state_ == State::Finishing) return true;
   return std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
@@ -275,7 +275,7 @@ void HostLoop::follow(const std::string& line) {
   words >> word;
   int first = 0, second = 0, third = 0;
   if (word == "say") {
-    output_.copy();  // what the ranks have written comes before what the job says of them
+    output_.copy();  // the ranks' lines come before the job's line about the ranks
     output_.say(line.substr(word.size() + 1));
   } else if (word == "start" && words >> first >> second && state_ == State::Running) {
     sent_signals_.clear();
@@ -317,7 +317,7 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
   job_.send(str("started ", rank, " ", pid));
 }
 
-/// Only the ranks of an elastic job go on without a coordinator, which comes back.
+/// Only ranks of an elastic job continue without a coordinator, until it is started again.
 void HostLoop::check_connection() {
   if (job_ || !has_joined_) return;
   const bool awaits_job = state_ == State::Running || next_ == Next::StartAgain;

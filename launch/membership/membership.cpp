@@ -112,7 +112,7 @@ void Membership::take(Time now, Peer& peer, const Report& report) {
   proceed(now);
 }
 
-/// The group of one member is broken, so the generation cannot go on, whoever is to blame.
+/// Ends the generation, because one member's group is broken, whichever rank caused it.
 void Membership::take(Time now, Peer& peer, const Lost& lost) {
   if (!is_member(peer) || lost.generation != state_.formed || phase_ == Phase::Returning) return;
   Peer* accused = find(lost.id);
@@ -123,7 +123,7 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
   const auto text = str("rank ", peer.place.slot, " threw: ", threw.why.value);
-  // An exception of one member while all begin may be about to come from the others, too.
+  // While all members begin, the same exception may be about to come from every one of them.
   const bool has_not_entered = peer.stage == Stage::Placed || peer.stage == Stage::Met;
   const bool begins = phase_ == Phase::Entering && !state_.established && !launched_;
   if (begins && has_not_entered) return finish(1, text);

@@ -14,7 +14,7 @@ namespace ddp::launch {
 namespace {
 
 constexpr size_t kReadSize = size_t{1} << 16;  // the capacity of a pipe
-// Limits what is read of a dead rank, whose children may go on writing.
+// Limits how much is read of a dead rank's output, to which its children may still write.
 constexpr size_t kDrainLimit = size_t{1} << 20;
 
 bool same_file(int a, int b) {

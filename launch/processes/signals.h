@@ -8,8 +8,8 @@
 
 namespace ddp::launch {
 
-/// Returns the signals that ddprun waits for instead of dying from them: those that ask it to end,
-/// those that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
+/// Returns the signals that ddprun waits for instead of dying from them: the signals that ask it to
+/// end or that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
 sigset_t awaited_signals();
 
 /// Whether the caller ignores `signal` for the whole job: SIGHUP, by nohup, SIGUSR1 or SIGUSR2.

@@ -48,7 +48,7 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes);
 /// process's number.
 std::string unique_suffix();
 
-/// Writes a file that appears whole or not at all: beside `path`, and then renamed.
+/// Writes a file that appears whole or not at all: under another name, and then renamed to `path`.
 ///
 /// \throws c10::Error, and the exceptions of `write`.
 void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
