@@ -14,7 +14,6 @@
 
 #include "checkpointer/reading.h"
 #include "files/folder.h"
-#include "files/input_file.h"
 #include "parts/cut_parts.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"

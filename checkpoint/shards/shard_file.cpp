@@ -7,9 +7,9 @@
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/file_io.h>
 #include <ddp/internal/prepared_load.h>
 
-#include "files/input_file.h"
 #include "python/pickle_reader.h"
 
 namespace ddp {

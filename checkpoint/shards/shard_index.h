@@ -8,8 +8,6 @@
 
 namespace ddp {
 
-class JsonReader;
-
 /// Where a checkpoint has a box of a tensor.
 struct IndexedBox {
   std::string file;  // "model.shard-00003.pt"
@@ -65,13 +63,5 @@ std::map<std::string, OwnedTensor> owners_of(
 /// \param ranks  the ranks' layouts of the part.
 /// \throws c10::ValueError  as owners_of().
 ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
-
-/// Writes the indices of parts as JSON: {"PART": {"NAME": {"dtype": "float32", "sizes": [4],
-/// "boxes": [["FILE", "KEY", [0], [4]]], "other_names": ["OTHER"]}}}, the last only where there are
-/// some.
-std::string index_to_json(const std::map<std::string, ShardIndex>& parts);
-
-/// Reads it. \throws std::invalid_argument  the text has another form.
-std::map<std::string, ShardIndex> read_index(JsonReader& json);
 
 }  // namespace ddp

@@ -16,11 +16,6 @@ namespace {
 
 constexpr size_t kMaxIndexBytes = size_t{1} << 30;
 
-std::string folder_of(const std::string& path) {
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
-
 SafetensorsHeader read_header(const InputFile& file, const std::string& path) {
   std::string bytes(std::min<uint64_t>(file.size(), kSafetensorsLengthBytes), '\0');
   file.read(0, bytes.data(), bytes.size());
@@ -53,7 +48,7 @@ at::Tensor SafetensorsFile::read(size_t i, const Box& box) {
 }
 
 SafetensorsFiles::SafetensorsFiles(const std::string& index) {
-  const auto folder = folder_of(index);
+  const auto folder = folder_above(index);
   std::unordered_map<const SafetensorsFile*, std::unordered_map<std::string, size_t>> places;
   for (const auto& [name, file] :
        read_safetensors_index(read_whole_file(index, kMaxIndexBytes), index)) {
