@@ -17,7 +17,7 @@ struct Cluster {
   double memory = 0;      // bytes a rank
   double operations = 1;  // floating-point operations a second of a rank that has a core, or a GPU
   double cores = 0;       // a host's; 0: as many as ranks. Ranks share fewer, and compute by turns.
-  double overlap = 1;     // the part of a collective that takes nothing from computing beside it
+  double overlap = 1;     // the part of a collective that slows no computation down meanwhile
   Link host;              // between two ranks of a host
   Link network;           // between two hosts: all that their ranks send each other goes there
 

@@ -29,8 +29,8 @@ double ring_time(const Link& link, int64_t ranks, double bytes) {
   return steps * (link.latency + bytes / static_cast<double>(ranks) / link.rate);
 }
 
-/// One direction over both levels: hosts exchange a part of `1 / local` for each local rank, all of
-/// which goes through the same network, as do those of the host's other groups.
+/// One direction over both levels: hosts exchange a part of `1 / local` for each local rank. All
+/// parts, of all groups of a host, go through the same network.
 double time_of_direction(const Cluster& cluster, const Layout& layout, Axis axis, double bytes) {
   const auto local = local_size(cluster, layout, axis);
   const auto hosts = size_of(layout, axis) / local;

@@ -13,7 +13,7 @@ namespace {
 
 using Standing = ShardCursor::Standing;
 
-// Where this rank stands, and then the fields that have to be equal, as "key=value".
+// Returns where this rank stands, and then the fields that have to be equal, as "key=value".
 std::vector<std::string> words_of(const ShardCursor& cursor) {
   const auto s = cursor.standing();
   std::vector<std::string> words{

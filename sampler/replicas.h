@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-/// Finds the ranks that share a dataset: those of a sampler's options, or else of the default
-/// group.
+/// Finds the ranks that share a dataset: a sampler's options give them, or else the default group
+/// does.
 ///
 /// \return a shard of that rank among them, with everything else at its default.
 /// \throws c10::ValueError  num_replicas < 1, or a rank outside [0, num_replicas).
