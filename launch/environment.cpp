@@ -1,7 +1,6 @@
 #include "launch/environment.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -10,13 +9,26 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "launch/core_quota.h"
-
 namespace ddp::launch {
 namespace {
 
 bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
+}
+
+/// Reads the quota of one group, in cores: a file of version 2, "max 100000" or "150000 100000", or
+/// two files of version 1; "max" and -1 mean none.
+std::optional<double> quota_in(const std::string& folder, bool is_second_version) {
+  double quota = 0, period = 0;
+  std::ifstream first(folder + (is_second_version ? "/cpu.max" : "/cpu.cfs_quota_us"));
+  first >> quota;
+  std::ifstream second(folder + "/cpu.cfs_period_us");
+  (is_second_version ? first : second) >> period;
+  return quota > 0 && period > 0 ? std::optional<double>(quota / period) : std::nullopt;
+}
+
+bool names_cpu(const std::string& controllers) {
+  return (',' + controllers + ',').find(",cpu,") != std::string::npos;
 }
 
 }  // namespace
@@ -59,17 +71,36 @@ Environment rank_environment(
   return result;
 }
 
-std::optional<std::string> own_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
-
 Environment current_environment() {
   Environment result;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     result.emplace_back(*entry);
   }
   return result;
+}
+
+std::optional<int> cores_of_quota(const std::string& groups, const std::string& mount) {
+  std::optional<double> least;
+  std::istringstream lines(groups);
+  for (std::string line; std::getline(lines, line);) {  // "4:cpu,cpuacct:/a/b", or "0::/a/b"
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && !names_cpu(controllers)) continue;
+    const auto top = controllers.empty() ? mount : mount + '/' + controllers;
+    // The quotas of groups above count, too. In a container the path may be the host's, which is
+    // not there.
+    auto path = line.substr(second + 1);
+    while (true) {
+      if (const auto cores = quota_in(top + path, controllers.empty())) {
+        least = std::min(least.value_or(*cores), *cores);
+      }
+      if (path.empty()) break;
+      path.resize(path.find_last_of('/') == std::string::npos ? 0 : path.find_last_of('/'));
+    }
+  }
+  if (!least) return std::nullopt;
+  return std::max(1, static_cast<int>(*least));
 }
 
 int usable_cores() {

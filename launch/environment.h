@@ -40,14 +40,19 @@ Environment rank_environment(
 /// rank.
 int global_rank(const LaunchOptions& options, int local_rank);
 
-/// A variable of this process's own environment.
-std::optional<std::string> own_variable(const char* name);
-
 /// Reads this process's own environment.
 Environment current_environment();
 
-/// Counts the cores that this process may run on, >= 1: those of its affinity, and at most those
-/// whose time its control groups' quotas give.
+/// How many cores the CPU quotas of a process's control groups add up to, rounded down, at least 1;
+/// nothing if none of them, nor of those above, has a quota. A container shows all cores of its
+/// host and stops its threads once they have used its share of the time.
+///
+/// \param groups  the text of /proc/self/cgroup, of version 1 or 2.
+/// \param mount  where the control groups are: /sys/fs/cgroup.
+std::optional<int> cores_of_quota(const std::string& groups, const std::string& mount);
+
+/// Counts the cores that this process may run on, >= 1: its affinity's, and no more than the quotas
+/// of its control groups give.
 int usable_cores();
 
 }  // namespace ddp::launch

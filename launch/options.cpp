@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 
@@ -77,21 +78,15 @@ CLI::Validator seconds() {
   return CLI::Validator(check, "");
 }
 
-CLI::Validator host() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a host, got ''") : std::string();
+/// \param thing  "a host".
+CLI::Validator not_empty(const std::string& thing) {
+  const auto check = [thing](const std::string& text) {
+    return text.empty() ? "expected " + thing + ", got ''" : std::string();
   };
   return CLI::Validator(check, "");
 }
 
-CLI::Validator folder() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a folder, got ''") : std::string();
-  };
-  return CLI::Validator(check, "");
-}
-
-/// Finds the last colon: an IPv6 address has others, and brackets around it.
+/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
 size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
 
 CLI::Validator endpoint() {
@@ -113,13 +108,6 @@ CLI::Validator word() {
   const auto check = [](const std::string& text) {
     const bool is_word = !text.empty() && text.find_first_of(" \t\r\n/") == std::string::npos;
     return is_word ? std::string() : "expected a word without spaces and '/', got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator file() {
-  const auto check = [](const std::string& text) {
-    return text.empty() ? std::string("expected a file, got ''") : std::string();
   };
   return CLI::Validator(check, "");
 }
@@ -173,7 +161,7 @@ struct Given {
   bool elastic = false;
   std::optional<int> min_ranks, max_ranks, coordinate;
   std::optional<double> lost_after, wait, hold;
-  std::optional<std::string> coordinator, token, state;
+  std::string coordinator, token, state;  // empty: not given
 };
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -196,7 +184,7 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option(
          "--master-addr", given.master_addr,
          "Rank 0's host, as all hosts reach it. Default: 127.0.0.1, or ::1 without IPv4")
-      ->check(host())
+      ->check(not_empty("a host"))
       ->type_name("HOST");
   app.add_option(
          "--master-port", given.master_port,
@@ -219,7 +207,7 @@ void add_attempts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("N");
   app.add_option(
          "--log-dir", options.log_dir, "Keep what each rank writes, too: attempt_0/rank_0.log, ...")
-      ->check(folder())
+      ->check(not_empty("a folder"))
       ->type_name("FOLDER");
 }
 
@@ -282,26 +270,25 @@ void add_elastic(CLI::App& app, Given& given) {
       ->type_name("WORD");
   app.add_option(
          "--state", given.state, "A file from which a coordinator that is started again goes on")
-      ->check(file())
+      ->check(not_empty("a file"))
       ->type_name("FILE");
 }
 
-void refuse_elastic(const char* name, bool is_given) {
-  if (!is_given) return;
-  throw CLI::ValidationError(std::string(name) + ": expected --elastic beside it");
+/// Throws where the command line has one of these options.
+void refuse(
+    const CLI::App& app, std::initializer_list<const char*> names, const std::string& rule) {
+  for (const char* name : names) {
+    if (app.count(name) > 0) throw CLI::ValidationError(std::string(name) + ": " + rule);
+  }
 }
 
-void check_elastic(const LaunchOptions& options, const Given& given) {
+void check_elastic(const CLI::App& app, const LaunchOptions& options, const Given& given) {
   if (!given.elastic && !given.coordinate) {
-    refuse_elastic("--min-ranks", given.min_ranks.has_value());
-    refuse_elastic("--max-ranks", given.max_ranks.has_value());
-    refuse_elastic("--hold", given.hold.has_value());
-    refuse_elastic("--lost-after", given.lost_after.has_value());
-    refuse_elastic("--wait", given.wait.has_value());
-    refuse_elastic("--coordinator", given.coordinator.has_value());
-    refuse_elastic("--token", given.token.has_value());
-    refuse_elastic("--state", given.state.has_value());
-    return;
+    return refuse(
+        app,
+        {"--min-ranks", "--max-ranks", "--hold", "--lost-after", "--wait", "--coordinator",
+         "--token", "--state"},
+        "expected --elastic beside it");
   }
   const int all = given.max_ranks.value_or(options.nodes * options.local_ranks);
   if (given.min_ranks.value_or(1) > all) {
@@ -316,11 +303,11 @@ void check_elastic(const LaunchOptions& options, const Given& given) {
   if (given.coordinate && !given.max_ranks) {
     throw CLI::ValidationError("--coordinate: expected --max-ranks beside it, for the whole job");
   }
-  if (given.coordinate && given.state && !given.token) {
+  if (given.coordinate && !given.state.empty() && given.token.empty()) {
     throw CLI::ValidationError(
         "--state: expected --token beside it: members come back to a coordinator that has theirs");
   }
-  if (given.coordinate && given.coordinator) {
+  if (given.coordinate && !given.coordinator.empty()) {
     throw CLI::ValidationError("--coordinate: expected no --coordinator beside it");
   }
 }
@@ -340,32 +327,29 @@ ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
   if (given.lost_after) elastic.lost_after = milliseconds_of(*given.lost_after);
   if (given.wait) elastic.wait = milliseconds_of(*given.wait);
   if (given.hold) elastic.hold = milliseconds_of(*given.hold);
-  elastic.coordinator = given.coordinator.value_or("");
+  elastic.coordinator = given.coordinator;
   elastic.coordinate = given.coordinate.value_or(0);
-  elastic.token = given.token.value_or("");
-  elastic.state = given.state.value_or("");
+  elastic.token = given.token;
+  elastic.state = given.state;
   return elastic;
 }
 
-void check_hosts(const LaunchOptions& options, const Given& given) {
+void check_hosts(const CLI::App& app, const LaunchOptions& options, const Given& given) {
   const auto nnodes = "--nnodes " + std::to_string(options.nodes);
   if (given.standalone && options.nodes > 1) {
     throw CLI::ValidationError(
         nnodes + ": expected no --standalone beside it, which means one host");
   }
-  const auto refuse_beside_standalone = [&](const char* name, bool is_given) {
-    if (!given.standalone || !is_given) return;
-    throw CLI::ValidationError(
-        std::string(name) + ": expected no --standalone beside it, which has its own");
-  };
-  refuse_beside_standalone("--master-addr", given.master_addr.has_value());
-  refuse_beside_standalone("--master-port", given.master_port.has_value());
-  refuse_beside_standalone("--rdzv-endpoint", given.endpoint.has_value());
+  if (given.standalone) {
+    refuse(
+        app, {"--master-addr", "--master-port", "--rdzv-endpoint"},
+        "expected no --standalone beside it, which has its own");
+  }
   if (given.endpoint && (given.master_addr || given.master_port)) {
     throw CLI::ValidationError(
         "--rdzv-endpoint: expected no --master-addr or --master-port beside it, which it replaces");
   }
-  if (options.nodes > 1 && !given.endpoint && !given.coordinator &&
+  if (options.nodes > 1 && !given.endpoint && given.coordinator.empty() &&
       (!given.master_addr || !given.master_port)) {
     throw CLI::ValidationError(
         nnodes +
@@ -429,8 +413,8 @@ ParsedOptions parse_options(
     const auto rest = app.remaining();
     if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
     check_ranks(app, options, given);
-    check_elastic(options, given);
-    check_hosts(options, given);
+    check_elastic(app, options, given);
+    check_hosts(app, options, given);
     check_logs(options, given);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};

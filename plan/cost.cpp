@@ -123,7 +123,7 @@ double length_of(const Pass& pass) {
   return pass.forward + pass.backward + pass.forward_sums + pass.backward_sums;
 }
 
-/// By stage.
+/// Returns the passes by stage.
 std::vector<Pass> passes_of(
     const Model& model, const Cluster& cluster, const Layout& layout, double rows) {
   std::vector<Pass> passes;
@@ -133,7 +133,7 @@ std::vector<Pass> passes_of(
   return passes;
 }
 
-/// The passes of the chunks of each rank together, by rank.
+/// Adds up the passes of the chunks of each rank, by rank.
 std::vector<Pass> passes_of_ranks(const Layout& layout, const std::vector<Pass>& stages) {
   std::vector<Pass> ranks(static_cast<size_t>(layout.pp));
   for (size_t stage = 0; stage < stages.size(); ++stage) {
@@ -152,7 +152,7 @@ const Pass& longest_of(const std::vector<Pass>& passes) {
   });
 }
 
-/// Until the last stage has ended, with a core for each rank.
+/// Simulates the pipeline until its last stage has ended, with a core for each rank.
 double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, double message) {
   const PipelineShape shape{layout.pp, layout.chunks, layout.microbatches};
   std::vector<std::vector<PipelineStep>> steps;
@@ -171,8 +171,8 @@ double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, doub
   return simulate(shape, steps, costs).time;
 }
 
-/// The rest of a collective after overlap with so much computing: at least its last part, whose
-/// gradient is ready, or whose layer computes, at the end.
+/// Returns the part of a collective that so much computing does not hide: at least its last part,
+/// which needs the last gradient, or which the last layer needs.
 double exposed(double collective, double computing, double last_part, double overlap) {
   return collective - overlap * std::min(collective - last_part, computing);
 }
@@ -257,8 +257,8 @@ StepTime step_time(
   time.tensor = microbatches * (busiest.forward_sums + busiest.backward_sums);
   const double busy = time.compute + time.tensor;
   const double alone = layout.pp == 1 ? busy : pipeline_time(layout, stages, message);
-  // Ranks that wait leave their core to others: then all that cores do counts. Sums are a part of
-  // it where the cores send.
+  // A rank that waits leaves its core to another rank. So the time of all work on the cores bounds
+  // the step, including sums where the cores send.
   const double sums_on_cores = 1 - cluster.overlap;
   double all = 0;
   for (const auto& rank : ranks) {

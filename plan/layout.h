@@ -8,7 +8,7 @@
 
 namespace ddp::plan {
 
-/// A way to train: a mesh {pp, dp, tp}, in which neighbors share tp, and what goes on in it.
+/// A way to train: a mesh {pp, dp, tp}, in which neighbors share tp, and the schedule on it.
 struct Layout {
   int64_t dp = 1, tp = 1, pp = 1;
   bool fsdp = false;         // over dp
@@ -19,7 +19,8 @@ struct Layout {
   int64_t stages() const { return pp * chunks; }
 };
 
-/// How many layers a stage has: as many as the others, or one more on the first ones.
+/// Returns the number of layers of a stage: the layers over the stages, and one more on the first
+/// stages where that leaves a rest.
 int64_t layers_of_stage(const Model&, const Layout&, int64_t stage);
 
 /// The part of the model that a rank of the pipeline has.

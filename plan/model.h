@@ -15,8 +15,8 @@ struct Model {
   int64_t sequence = 1;     // positions of a sample
   int64_t vocabulary = 0;   // rows of the table of tokens; 0: all parameters are in the layers
   bool checkpoint = false;  // compute layers again in backward, to keep their inputs alone
-  double layer_us = 0;      // what a layer's forward and backward take beside their operations
-  double sum_us = 0;        // what a sum over tp takes beside its bytes: calls, and waits
+  double layer_us = 0;      // of a layer's forward and backward, on top of their operations
+  double sum_us = 0;        // of a sum over tp, on top of its bytes: calls, and waits
   double update_ns = 0;     // AdamW and clipping, of one parameter
 
   /// Parameters of the table of tokens, which is the head's weight as well.

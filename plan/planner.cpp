@@ -11,7 +11,7 @@
 namespace ddp::plan {
 namespace {
 
-// More micro-batches than that for each stage save less than a tenth of a step.
+// More micro-batches a stage save less than a tenth of a step.
 constexpr int64_t kMostMicrobatchesAStage = 8;
 
 struct Order {
@@ -28,7 +28,7 @@ std::vector<Order> orders_of(int64_t pp) {
       {PipelineSchedule::Interleaved, 2}};
 }
 
-/// The task's; or powers of two, and the most there may be.
+/// Lists the numbers of micro-batches to try: the task's, or powers of two and the largest one.
 std::vector<int64_t> microbatches_of(const Task& task, const Layout& layout) {
   if (task.microbatches > 0) return {task.microbatches};
   const auto rows = task.batch / layout.dp;
@@ -39,7 +39,7 @@ std::vector<int64_t> microbatches_of(const Task& task, const Layout& layout) {
   return counts;
 }
 
-/// Why no micro-batches and no memory would help; empty if they may.
+/// Returns why a mesh fits with no number of micro-batches and no memory; "" where it may fit.
 std::string reason_against(const Task& task, const Layout& layout) {
   const auto& model = task.model;
   if (model.heads % layout.tp != 0) {

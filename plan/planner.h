@@ -43,7 +43,7 @@ struct Plans {
 /// \param task  one of which error_of() finds nothing.
 Plans make_plans(const Task&);
 
-/// \return why a task makes no sense, or nothing.
+/// \return why a task makes no sense; "" where it does.
 std::string error_of(const Task&);
 
 }  // namespace ddp::plan

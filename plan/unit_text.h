@@ -7,7 +7,7 @@
 
 namespace ddp::plan {
 
-/// With three digits or more, of which none is an exponent's.
+/// Writes a number with three digits or more, without an exponent.
 inline std::string short_number(double value) {
   OutputText text;
   if (value >= 1000) {

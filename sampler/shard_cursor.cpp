@@ -19,7 +19,7 @@ int64_t read_int(
   return value.toInt();
 }
 
-// In another order, the same position would silently repeat some samples and lose others.
+// In another order, the same position would silently repeat some samples and lose other samples.
 std::vector<ShardCursor::Field> fields_of(const ShardCursor::Options& options) {
   return {
       {"dataset_size", options.order.dataset_size},
@@ -184,9 +184,8 @@ ShardCursor::Visit& ShardCursor::begin(Drawing drawing, const char* function) {
   return *visit_;
 }
 
-// Deals the whole order out by positions, so that who gets a sample of a step depends on neither
-// the steps before nor where the visit began: a run that was interrupted goes on as one that was
-// not.
+// Deals the whole order out by positions, so that the rank of a sample depends on neither the steps
+// before nor where the visit began: an interrupted run continues as an uninterrupted one.
 void ShardCursor::begin_steps(int64_t step) {
   if (visit_->drawing == Drawing::Steps) return;
   Start start = visit_->start;

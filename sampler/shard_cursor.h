@@ -58,15 +58,15 @@ class ShardCursor {
     int64_t epoch = 0;
     /// Positions of the order that all ranks have visited, if each used as many samples as this.
     int64_t position = 0;
-    /// The position of this rank's next sample; where a share is shorter than others, it lies after
-    /// the others' last.
+    /// The position of this rank's next sample; at the end of a share that is shorter than another
+    /// rank's, it lies after the last samples of all ranks.
     int64_t next_own = 0;
     int64_t step_size = 1;
     /// Whether nothing of the epoch is left.
     bool over = false;
   };
   Standing standing() const;
-  /// Stands there, with the ranks as they are.
+  /// Moves this rank there, among the ranks as they are.
   void go_to(const Standing& standing);
 
   /// Makes this rank `rank` of `num_replicas`, which share what is left after `agreed`.
@@ -86,13 +86,13 @@ class ShardCursor {
 
   /// The calls that take an epoch's indices. An epoch has one kind, so that its position has one
   /// meaning. Equal on all ranks, also where a share is empty. Over: rebind() found the epoch over,
-  /// and either call says so.
+  /// and both calls return its end.
   enum class Drawing { None, Batches, Steps, Over };
 
   /// The epoch being visited.
   struct Visit {
     Start start;
-    /// This rank's: with Batches those from `start` on, with Steps those of the whole order.
+    /// This rank's indices: with Batches from `start` on, with Steps of the whole order.
     std::vector<size_t> indices;
     Drawing drawing = Drawing::None;
     /// With Batches: the number of indices that next() returned, and that consume() counted.

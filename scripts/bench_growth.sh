@@ -19,10 +19,9 @@ half an hour on two cores, which should have nothing else to do; --quick takes t
                         ranks        a step by the number of ranks on this host
                         setup        making a group and wrapping a model, by the number of ranks
                         links        two hosts, by the link's rate (scripts/bench_link.sh; as root)
-                        model        when gradients are ready, for the model on paper
   --rates A,B,...     of links, in Gbit/s; default: 0.1,1,10, with --quick 1
   --models A,B,...    of links, of mlp and resnet18; default: both, with --quick mlp
-  --bin FOLDER        with ddprun, ddp_bench and costs; builds nothing then
+  --bin FOLDER        with ddprun, ddp_bench, ddp_plan and costs; builds nothing then
   --python PROGRAM    with torch, for setup; default: the one of scripts/python_with_torch.sh, ""
                       for no peer
   --results FOLDER    for what is measured; a section replaces its own there. Default:
@@ -37,7 +36,7 @@ fail() {
   exit 1
 }
 
-all_sections=collectives,parameters,ranks,setup,links,model
+all_sections=collectives,parameters,ranks,setup,links
 quick=no only=$all_sections rates="" models="" bin="" python=find results="" output=""
 while (($# > 0)); do
   case $1 in
@@ -166,21 +165,12 @@ measure_setup() {
   "${setup[@]}" --ranks "$alone" --python "" >"$results/setup/many.jsonl"
 }
 
-links_programs=(ddp_bench costs)
+links_programs=(ddp_bench ddp_plan costs)
 measure_links() {
   local options=(--short --models "$models" --bin "$bin" --results "$results") list
   [[ $quick == no ]] || options+=(--quick)
   IFS=, read -ra list <<<"$rates"
   "$root/scripts/bench_link.sh" "${options[@]}" "${list[@]}"
-}
-
-model_programs=(ddprun costs)
-measure_model() {
-  local models=(mlp resnet18 transformer) steps=9 model
-  [[ $quick == no ]] || { models=(mlp) steps=3; }
-  for model in "${models[@]}"; do
-    run "$results/model/$model.json" 2 costs profile --model "$model" --steps "$steps"
-  done
 }
 
 describe_machine() {
@@ -205,5 +195,5 @@ for section in "${sections[@]}"; do
   "measure_$section"
   say "$section took $SECONDS s"
 done
-python3 "$root/benchmarks/report/growth.py" "$results" "$output"
+python3 "$root/benchmarks/report/growth.py" "$results" "$output" "$bin/ddp_plan"
 say "wrote $output/GROWTH.md"

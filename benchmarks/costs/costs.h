@@ -10,7 +10,6 @@ void add_all_reduce(CLI::App& app);
 void add_groups(CLI::App& app);
 void add_init_time(CLI::App& app);
 void add_parameters(CLI::App& app);
-void add_profile(CLI::App& app);
 void add_reducer(CLI::App& app);
 
 }  // namespace costs

@@ -1,23 +1,20 @@
 """Writes GROWTH.md and its pictures from the measurements of scripts/bench_growth.sh.
 
-usage: growth.py RESULTS_FOLDER OUTPUT_FOLDER
+usage: growth.py RESULTS_FOLDER OUTPUT_FOLDER DDP_PLAN
 
 RESULTS_FOLDER holds machine.txt and a folder for each section: collectives/*.jsonl,
-parameters/*.jsonl, ranks/*.jsonl, setup/*.jsonl, link_<rate>/*.jsonl with all_reduce/*.jsonl, and
-model/*.json; missing parts are left out.
+parameters/*.jsonl, ranks/*.jsonl, setup/*.jsonl, and link_<rate>/*.jsonl with all_reduce/*.jsonl and
+rate.txt; missing parts are left out. DDP_PLAN is the program.
 """
 
 import pathlib
 import statistics
 import sys
 
-import growth_model
+import growth_plan
 import svg
 import tables
 from growth_page import Page, link_folders, read, read_lines
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "costs"))
-import cost_model
 
 FOREWORD = """# How cost grows
 
@@ -72,6 +69,28 @@ def size_name(size):
     return f"{size} B"
 
 
+def fit_all_reduce(points):
+    """(alpha, beta), none below 0, for which 2 alpha + n beta is nearest to (bytes, seconds) of points.
+
+    Distances are relative to each time, so that microseconds count as much as seconds.
+    """
+    alphas, betas = [2 / time for _, time in points], [size / time for size, time in points]
+    aa, bb = sum(a * a for a in alphas), sum(b * b for b in betas)
+    ab, a1, b1 = sum(a * b for a, b in zip(alphas, betas)), sum(alphas), sum(betas)
+    determinant = aa * bb - ab * ab
+    alpha, beta = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+    if alpha < 0:
+        return 0.0, b1 / bb
+    return (alpha, beta) if beta >= 0 else (a1 / aa, 0.0)
+
+
+def fit_line(points):
+    """(intercept, slope, r^2) of least squares through (x, y)."""
+    x, y = zip(*points)
+    slope, intercept = statistics.linear_regression(x, y)
+    return intercept, slope, statistics.correlation(x, y) ** 2
+
+
 def add_collectives(page, results):
     lines = read_lines(results / "collectives")
     if not lines:
@@ -113,10 +132,10 @@ def add_collectives(page, results):
     rows = []
     for kind in kinds:
         points = [(size, us * 1e-6) for size, us in times[kind].items()]
-        link = cost_model.fit_all_reduce(points)
-        apart = [abs((2 * link.alpha + size * link.beta) / time - 1) for size, time in points]
+        alpha, beta = fit_all_reduce(points)
+        apart = [abs((2 * alpha + size * beta) / time - 1) for size, time in points]
         rows.append([
-            kind, f"{2e6 * link.alpha:.3g}", f"{1e-9 / link.beta:.3g}" if link.beta else "-",
+            kind, f"{2e6 * alpha:.3g}", f"{1e-9 / beta:.3g}" if beta else "-",
             f"{100 * sum(apart) / len(apart):.0f}%", f"{100 * max(apart):.0f}%",
         ])
     page.text(tables.table(["", "latency, us", "GB/s", "mean error", "largest"], rows))
@@ -156,7 +175,7 @@ def add_parameters(page, results):
     page.text(tables.table(columns, [list(cells(count)) for count in counts]))
     rows = []
     for mode in modes:
-        start, slope, r2 = cost_model.fit_line(sorted(above[mode].items()))
+        start, slope, r2 = fit_line(sorted(above[mode].items()))
         linear = "linear" if r2 >= 0.99 else "NOT LINEAR"
         rows.append([mode, f"{1e3 * slope:.0f}", f"{start:.0f}", f"{r2:.4f}", linear])
     page.text("A line of least squares through these, linear where r^2 is at least 0.99:")
@@ -301,16 +320,17 @@ def add_links(page, results):
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4:
         sys.exit(__doc__.split("\n\n")[1])
-    results, output = map(pathlib.Path, sys.argv[1:])
+    results, output, plan = map(pathlib.Path, sys.argv[1:])
     if not results.is_dir():
         sys.exit(f"growth.py: expected a folder of results, got {results}")
     page = Page(output)
     page.text(FOREWORD)
     page.text(read(results / "machine.txt"))
-    for add in (add_collectives, add_parameters, add_ranks, add_setup, add_links, growth_model.add):
+    for add in (add_collectives, add_parameters, add_ranks, add_setup, add_links):
         add(page, results)
+    growth_plan.add(page, results, plan)
     page.write("GROWTH.md")
 
 

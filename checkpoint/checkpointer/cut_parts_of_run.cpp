@@ -18,15 +18,14 @@ namespace ddp {
 namespace {
 
 using detail::CutOptimizerPart;
-using detail::LayoutsByParameter;
 
-/// The layouts of all models of a run that its ranks share, or of those that each rank has.
+/// Returns the layouts of all models that the run's ranks share, or of the models of each rank.
 LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = false) {
   LayoutsByParameter layouts;
   const auto add = [&](const std::vector<NamedPart>& parts) {
     for (const auto& named : parts) {
       const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
-      if (module != nullptr) detail::add_layouts_of(*module, layouts);
+      if (module != nullptr) add_layouts_of(*module, layouts);
     }
   };
   add(run.parts);
@@ -100,8 +99,8 @@ ShardedPart sharded_part_of(
   return part;
 }
 
-/// The parts that this rank has in parts. An optimizer's with the names of its parameters, where
-/// their numbers say nothing to other ranks.
+/// Returns the names of parts that are cut on this rank; for an optimizer also the names of its
+/// parameters, whose numbers may differ between ranks.
 std::map<std::string, std::string> find_cut_parts(const CheckpointedRun& run) {
   std::map<std::string, std::string> cut;
   for (const auto& named : run.parts) {
@@ -123,7 +122,7 @@ std::map<std::string, std::string> find_cut_parts(const CheckpointedRun& run) {
   return cut;
 }
 
-/// The parts that some rank has in parts: whether all ranks' names of parameters are the same.
+/// Returns for each part that is cut on any rank whether all ranks have the same parameters.
 std::map<std::string, bool> join_cut_parts(const std::vector<std::string>& by_rank) {
   std::map<std::string, bool> parts;
   std::map<std::string, std::string> names;

@@ -20,8 +20,12 @@ std::vector<std::string> CheckpointPeers::agree(
   return ddp::agree(text, group_, "Checkpointer: " + doing, make_problem, monitor_.get());
 }
 
-void CheckpointPeers::agree(const std::string& problem, const std::string& doing) {
-  agree(problem, doing, [&](const auto& by_rank) { return describe_problems(by_rank, doing); });
+std::vector<std::string> CheckpointPeers::agree_without(
+    const std::string& problem, const std::string& text, const std::string& doing) {
+  const auto agreed = agree(packed({problem, text}), doing, [&](const auto& by_rank) {
+    return describe_problems(texts_by_position<2>(by_rank)[0], doing);
+  });
+  return texts_by_position<2>(agreed)[1];
 }
 
 std::string describe_problems(const std::vector<std::string>& by_rank, const std::string& doing) {

@@ -32,8 +32,15 @@ class CheckpointPeers {
   std::vector<std::string> agree(
       const std::string& text, const std::string& doing, ProblemOfRanks make_problem);
 
+  /// Gathers `problem` and `text`, and throws if any rank has a problem; returns the texts, by
+  /// rank.
+  std::vector<std::string> agree_without(
+      const std::string& problem, const std::string& text, const std::string& doing);
+
   /// Gathers `problem` and throws if any rank has one.
-  void agree(const std::string& problem, const std::string& doing);
+  void agree(const std::string& problem, const std::string& doing) {
+    agree_without(problem, "", doing);
+  }
 
   /// Throws `text`; every other rank throws it at the same time.
   [[noreturn]] void throw_agreed(const std::string& text) { monitor_->throw_agreed(text); }

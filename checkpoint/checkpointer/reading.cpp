@@ -1,6 +1,5 @@
 #include "checkpointer/reading.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -15,7 +14,6 @@
 #include "parts/cut_parts.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
-#include "shards/sharded_part.h"
 
 namespace ddp {
 namespace {
@@ -28,20 +26,16 @@ constexpr const char* kFileSuffix = ".pt";
 class CheckpointReader {
  public:
   CheckpointReader(
-      std::string folder, const std::vector<NamedPart>& parts,
+      std::string folder, int64_t step, const std::vector<NamedPart>& parts,
       const std::vector<ShardedPart>& sharded, int rank, bool strict)
       : folder_(std::move(folder)),
         parts_(parts),
         sharded_(sharded),
         rank_(rank),
         strict_(strict),
-        manifest_(read_manifest(folder_)) {}
+        manifest_(read_manifest(folder_, step)) {}
 
-  std::vector<PreparedLoad> read(int64_t step) {
-    DDP_CHECK(
-        manifest_.step == step, folder_, ": expected the checkpoint of step ", step,
-        ", as its name says, got that of step ", manifest_.step,
-        ". Give it its name back, or move it elsewhere.");
+  std::vector<PreparedLoad> read() {
     compare_names();
     for (const auto& named : parts_) {
       if (!named.is_per_rank) read_part(named);
@@ -84,7 +78,7 @@ class CheckpointReader {
   }
 
   c10::IValue entry(const c10::IValue& dict, const char* key) const {
-    const auto* value = dict.isGenericDict() ? find_in(dict, key) : nullptr;
+    const auto* value = find_in(dict, key);
     DDP_CHECK(
         value != nullptr, folder_, ": expected \"", key,
         "\" in the file of a rank, got none. Load another checkpoint.");
@@ -119,11 +113,11 @@ class CheckpointReader {
     loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
   }
 
-  detail::LayoutsByParameter layouts() const {
-    detail::LayoutsByParameter found;
+  LayoutsByParameter layouts() const {
+    LayoutsByParameter found;
     for (const auto& named : parts_) {
       const auto* module = named.part->module();
-      if (!named.is_per_rank && module != nullptr) detail::add_layouts_of(*module, found);
+      if (!named.is_per_rank && module != nullptr) add_layouts_of(*module, found);
     }
     return found;
   }
@@ -189,15 +183,8 @@ class CheckpointReader {
   void compare(
       const char* what, const std::vector<std::string>& wanted,
       const std::vector<std::string>& found) {
-    const auto without = [](std::vector<std::string> all, const std::vector<std::string>& some) {
-      const auto is_in_some = [&](const std::string& name) {
-        return std::find(some.begin(), some.end(), name) != some.end();
-      };
-      all.erase(std::remove_if(all.begin(), all.end(), is_in_some), all.end());
-      return all;
-    };
-    const auto missing = without(wanted, found);
-    const auto additional = without(found, wanted);
+    const auto missing = names_without(wanted, found);
+    const auto additional = names_without(found, wanted);
     if (missing.empty() && additional.empty()) return;
     std::string text;
     if (!missing.empty()) text = "it lacks " + quoted_names(missing);
@@ -240,8 +227,8 @@ Reading read_checkpoint(
     const std::vector<ShardedPart>& sharded, int rank, bool strict) {
   Reading reading;
   try {
-    CheckpointReader reader(folder, parts, sharded, rank, strict);
-    reading.loads = reader.read(step);
+    CheckpointReader reader(folder, step, parts, sharded, rank, strict);
+    reading.loads = reader.read();
     reading.text = reader.contents();
   } catch (const DamagedCheckpoint& damage) {
     reading.verdict = Reading::Verdict::Damaged;

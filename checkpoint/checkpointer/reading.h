@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <ddp/internal/checkpoint_part.h>
-#include "shards/sharded_part.h"
+#include "checkpointer/sharded_parts.h"
 
 namespace ddp {
 

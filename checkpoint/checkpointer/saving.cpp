@@ -39,9 +39,9 @@ void Saving::finish() {
   damaged_steps_.clear();  // a save that fails may not have removed them
 }
 
-// A rank that was lost may have been the one that ends the save, so the folder says whether it is
-// whole, once no rank that is left writes to it. Ranks that joined take the others' last step: all
-// have to find the same saves due.
+// Reads from the folder whether the last save is whole, because a lost rank may have been rank 0,
+// which ends saves. By then no remaining rank writes to the folder. New ranks take the last step
+// from the old ones, so that all ranks find the same saves due.
 void Saving::restart() {
   constexpr const char* kDoing = "going on with other ranks";
   if (const auto job = std::exchange(job_, nullptr)) {
@@ -60,12 +60,8 @@ void Saving::restart() {
     const auto steps = run_.folder.finished_steps();
     is_whole = std::find(steps.begin(), steps.end(), last) != steps.end();
   });
-  const auto agreed = run_.peers.agree(
-      packed({problem, is_whole ? "whole" : ""}), kDoing,
-      [&](const std::vector<std::string>& by_rank) {
-        return describe_problems(texts_by_position<2>(by_rank)[0], kDoing);
-      });
-  last_step_ = unpacked(agreed.front())[1].empty() ? -1 : last;
+  const auto agreed = run_.peers.agree_without(problem, is_whole ? "whole" : "", kDoing);
+  last_step_ = agreed.front().empty() ? -1 : last;
 }
 
 // Makes, on rank 0, the folder that all ranks write to. Returns its name.
@@ -136,11 +132,7 @@ void Saving::exchange_shards(int64_t step) {
   if (sharded.all().empty()) return;
   const auto doing = ddp::str("saving step ", step);
   const auto problem = problem_of([&] { sharded.refresh(); });
-  const auto agreed = run_.peers.agree(
-      packed({problem, sharded.change()}), doing, [&](const std::vector<std::string>& by_rank) {
-        return describe_problems(texts_by_position<2>(by_rank)[0], doing);
-      });
-  sharded.exchange(run_.peers, texts_by_position<2>(agreed)[1], doing);
+  sharded.exchange(run_.peers, run_.peers.agree_without(problem, sharded.change(), doing), doing);
   const auto misfit = problem_of([&] { sharded.index(); });
   if (!misfit.empty()) run_.peers.throw_agreed(misfit);
 }

@@ -1,6 +1,7 @@
 #include <ddp/consolidate_checkpoint.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -13,12 +14,10 @@
 
 #include "checkpointer/reading.h"
 #include "files/folder.h"
-#include "files/input_file.h"
 #include "parts/cut_parts.h"
-#include "python/lazy_tensors.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
-#include "tensors/torch_tensors.h"
+#include "tensors/tensor_file.h"
 #include "tensors/write_tensors.h"
 
 namespace ddp {
@@ -32,11 +31,7 @@ class Consolidation {
  public:
   /// \throws DamagedCheckpoint  the manifest is not whole.
   Consolidation(std::string folder, int64_t step, const ConsolidateOptions& options)
-      : folder_(std::move(folder)), options_(options), manifest_(read_manifest(folder_)) {
-    DDP_CHECK(
-        manifest_.step == step, folder_, ": expected the checkpoint of step ", step,
-        ", as its name says, got that of step ", manifest_.step,
-        ". Give it its name back, or move it elsewhere.");
+      : folder_(std::move(folder)), options_(options), manifest_(read_manifest(folder_, step)) {
     has_file_ = manifest_.find(part_file(options_.part())) != nullptr;
     if (manifest_.index.count(options_.part()) > 0) {
       shards_.emplace(options_.part(), manifest_, folder_);
@@ -77,8 +72,7 @@ class Consolidation {
         "part \"",
         options_.part(), "\". Name a file that ends with .pt.");
     if (shards_ && has_file_) return write_optimizer(path);
-    std::optional<TorchTensors> whole;
-    if (!shards_) whole.emplace(file_path());
+    const auto whole = shards_ ? nullptr : open_tensor_file(file_path());
     const auto source = shards_ ? source_of_shards() : source_of_file(*whole);
     if (as_safetensors) {
       write_safetensors(source, {{"format", "pt"}}, path);
@@ -176,10 +170,7 @@ class Consolidation {
             return read(saved->second);
           });
         });
-    replace_file(path, [&](OutputFile& file) {
-      write_torch_file(
-          filled, [&](const void* data, size_t size) { file.write(data, size); }, &lazy);
-    });
+    replace_torch_file(path, filled, &lazy);
   }
 
   // Python reads it as it is.

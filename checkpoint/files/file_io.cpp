@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -60,12 +61,6 @@ Fd open_path(const std::string& path, int flags, const char* verb) {
   return opened;
 }
 
-std::string folder_above(const std::string& path) {
-  const auto slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 // Reads at most `size` bytes; fewer only at the end of the file.
 size_t read_block(const Fd& file, void* data, size_t size, const std::string& path) {
   size_t done = 0;
@@ -77,6 +72,14 @@ size_t read_block(const Fd& file, void* data, size_t size, const std::string& pa
     done += static_cast<size_t>(count);
   }
   return done;
+}
+
+constexpr size_t kMostAtOnce = size_t{1} << 30;  // read() takes no more than 2 GiB
+
+void check_readable(bool succeeded, const std::string& path) {
+  DDP_CHECK(
+      succeeded, path, ": expected to read it, got \"", std::strerror(errno),
+      "\". Check the path, and whether this process may read it.");
 }
 
 }  // namespace
@@ -101,6 +104,29 @@ FileSum OutputFile::finish() {
   check_system(fsync(file_.get()) == 0, "write", path_);
   check_system(file_.reset(), "write", path_);
   return sum_;
+}
+
+InputFile::InputFile(std::string path)
+    : path_(std::move(path)), file_(open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  check_readable(bool(file_), path_);
+  struct stat info {};
+  check_readable(fstat(file_.get(), &info) == 0, path_);
+  DDP_CHECK(S_ISREG(info.st_mode), path_, ": expected a file, got another thing. Name a file.");
+  size_ = static_cast<uint64_t>(info.st_size);
+}
+
+void InputFile::read(uint64_t at, void* to, size_t bytes) const {
+  auto* next = static_cast<char*>(to);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t count = TEMP_FAILURE_RETRY(pread(
+        file_.get(), next + done, std::min(bytes - done, kMostAtOnce),
+        static_cast<off_t>(at + done)));
+    check_readable(count >= 0, path_);
+    DDP_CHECK(
+        count > 0, path_, ": expected ", bytes, " bytes at byte ", at, ", got ", done,
+        ", because another process shortened the file. Copy it again, and load it after that.");
+    done += static_cast<size_t>(count);
+  }
 }
 
 std::string unique_suffix() {
@@ -149,6 +175,12 @@ FileSum sum_of_file(const std::string& path) {
     sum.crc32c = crc32c(sum.crc32c, block.data(), count);
   }
   return sum;
+}
+
+std::string folder_above(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 std::string absolute_path(const std::string& path) {

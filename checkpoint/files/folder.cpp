@@ -136,7 +136,7 @@ void CheckpointFolder::remove_old(
   for (size_t i = 0; i + kept < steps.size(); ++i) remove_step(steps[i]);
 }
 
-Manifest read_manifest(const std::string& folder) {
+Manifest read_manifest(const std::string& folder, int64_t step) {
   if (kind_of_path(folder) != PathKind::Folder) {
     throw DamagedCheckpoint(folder + " is no folder");
   }
@@ -144,7 +144,12 @@ Manifest read_manifest(const std::string& folder) {
   if (kind_of_path(path) != PathKind::File) {
     throw DamagedCheckpoint(ddp::str(folder, " has no ", kManifestName));
   }
-  return parse_manifest(read_whole_file(path, kMaxManifestBytes), path);
+  auto manifest = parse_manifest(read_whole_file(path, kMaxManifestBytes), path);
+  DDP_CHECK(
+      manifest.step == step, folder, ": expected the checkpoint of step ", step,
+      ", as its name says, got that of step ", manifest.step,
+      ". Give it its name back, or move it elsewhere.");
+  return manifest;
 }
 
 void check_file(const std::string& folder, const ManifestFile& file) {

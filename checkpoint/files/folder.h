@@ -45,11 +45,11 @@ class CheckpointFolder {
   std::string path_;
 };
 
-/// Reads the manifest of a checkpoint's folder.
+/// Reads the manifest of the folder of a checkpoint of `step`.
 ///
 /// \throws DamagedCheckpoint  there is none, or it is not as it was written.
-/// \throws c10::Error  it cannot be read, or has another format.
-Manifest read_manifest(const std::string& folder);
+/// \throws c10::Error  it cannot be read, or has another format, or another step.
+Manifest read_manifest(const std::string& folder, int64_t step);
 
 /// Compares a file with the manifest.
 ///

@@ -121,6 +121,11 @@ void JsonReader::key(const char* name) {
   expect(':');
 }
 
+void JsonReader::next_key(const char* name) {
+  expect(',');
+  key(name);
+}
+
 int64_t JsonReader::number() {
   skip_spaces();
   int64_t number = 0;

@@ -26,6 +26,8 @@ class JsonReader {
   std::string text();
   /// Reads the string `name` and the colon after it.
   void key(const char* name);
+  /// Reads a comma, and then as key().
+  void next_key(const char* name);
   /// Reads an integer of 64 bits.
   int64_t number();
   /// Reads [1, 2].

@@ -38,8 +38,8 @@ struct Manifest {
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
-/// JSON whose last line holds the CRC-32C of all lines before it. Without sharded parts it has
-/// format 1, which knows none, so that programs of that format load it.
+/// Writes JSON whose last line holds the CRC-32C of all lines before it. Without sharded parts it
+/// has format 1, which versions of the library without sharded parts load.
 std::string to_json(const Manifest& manifest);
 
 /// \param path  for the texts of errors.

@@ -12,6 +12,7 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/peers.h"
 #include "full/whole_tensors.h"
 #include "shards/shard_index.h"
 
@@ -31,7 +32,7 @@ class FullGather {
         if (is_written(shard)) by_rank_[rank][shard.name].push_back(shard.box);
       }
     }
-    // As many in the same order as this rank's layouts, but for those of tensors without a box.
+    // own.parts has the order of this rank's layouts, and lacks only the tensors without a box.
     size_t part = 0;
     for (const auto& shard : whole.ranks[static_cast<size_t>(group_->getRank())]) {
       if (part == own.parts.size() || own.parts[part].name != shard.name) continue;
@@ -40,7 +41,7 @@ class FullGather {
     }
   }
 
-  /// The whole tensor, on the rank that gathers; nothing on the others.
+  /// Returns the whole tensor on the rank that gathers, and nothing on the other ranks.
   at::Tensor gather(const NamedKind& tensor) const {
     if (group_->getRank() != to_) {
       send_views(tensor);
@@ -109,15 +110,10 @@ WholeTensors agree_on_tensors(
   agree(
       packed({problem, std::to_string(to), to_text(own)}), group, kFullStateDict,
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> problems, ranks_to, parts;
-        for (const auto& text : by_rank) {
-          const auto texts = unpacked(text);
-          problems.push_back(texts.at(0));
-          ranks_to.push_back(texts.at(1));
-          parts.push_back(texts.at(2));
-        }
-        auto text = first_problem(problems);
+        const auto texts = texts_by_position<3>(by_rank);
+        auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
+        const auto& ranks_to = texts[1];
         for (size_t rank = 1; rank < ranks_to.size(); ++rank) {
           if (ranks_to[rank] == ranks_to[0]) continue;
           return ddp::str(
@@ -126,7 +122,7 @@ WholeTensors agree_on_tensors(
               ". Pass the same.");
         }
         return problem_of([&] {
-          whole = whole_tensors(kFullStateDict, parts);
+          whole = whole_tensors(kFullStateDict, texts[2]);
           (void)owners_of({kFullStateDict, ""}, whole.ranks);
         });
       },

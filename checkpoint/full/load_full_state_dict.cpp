@@ -16,6 +16,7 @@
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/peers.h"
 #include "full/whole_tensors.h"
 #include "tensors/write_tensors.h"
 
@@ -62,28 +63,21 @@ std::vector<size_t> match_tensors(
     if (found != number.end() && sources[tensor] == kNone) sources[tensor] = found->second;
   }
   std::vector<std::string> missing, additional;
-  std::string problem;
-  const auto add = [&](const std::string& text) {
-    problem += ddp::str(problem.empty() ? "" : "; ", text);
-  };
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == kNone) missing.push_back(whole.tensors[i].name);
   }
   for (const auto& tensor : loaded) {
     if (known.count(tensor.name) == 0) additional.push_back(tensor.name);
   }
-  if (!missing.empty()) add(ddp::str(source, " lacks the model's ", quoted_names(missing)));
-  if (!additional.empty()) {
-    add(ddp::str("the model lacks ", source, "'s ", quoted_names(additional)));
-  }
+  auto problem = lacking_names("the model", source, missing, additional);
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == kNone) continue;
     const auto& [name, kind] = whole.tensors[i];
     const auto& sizes = loaded[sources[i]].kind.sizes;
     if (sizes == kind.sizes) continue;
-    add(ddp::str(
-        '"', name, "\" is ", at::IntArrayRef(kind.sizes), " in the model and ",
-        at::IntArrayRef(sizes), " in ", source));
+    problem += ddp::str(
+        problem.empty() ? "" : "; ", '"', name, "\" is ", at::IntArrayRef(kind.sizes),
+        " in the model and ", at::IntArrayRef(sizes), " in ", source);
   }
   DDP_CHECK_VALUE(
       problem.empty(), subject, ": expected the model's names and shapes, but ", problem,
@@ -97,7 +91,7 @@ std::unordered_map<std::string, size_t> numbers_of(const WholeTensors& whole) {
   return numbers;
 }
 
-/// A tensor of several names is known by the first of them, on the rank that comes first.
+/// A tensor of several names goes by the first of them on the first rank that has the tensor.
 ///
 /// \throws c10::ValueError  another name of it is the first on another rank.
 void check_first_names(const WholeTensors& whole) {
@@ -131,17 +125,11 @@ FullLoad agree_on_load(
   agree(
       packed({problem, hash, of_first, to_text(load.own)}), group, kLoadFullStateDict,
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> problems, hashes, first, parts;
-        for (const auto& text : by_rank) {
-          const auto texts = unpacked(text);
-          problems.push_back(texts.at(0));
-          hashes.push_back(texts.at(1));
-          first.push_back(texts.at(2));
-          parts.push_back(texts.at(3));
-        }
-        auto text = first_problem(problems);
+        const auto texts = texts_by_position<4>(by_rank);
+        auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
-        const auto of_rank_0 = unpacked(first[0]);
+        const auto& hashes = texts[1];
+        const auto of_rank_0 = unpacked(texts[2][0]);
         for (size_t rank = 1; rank < hashes.size(); ++rank) {
           if (hashes[rank].empty() || hashes[rank] == hashes[0]) continue;
           return ddp::str(
@@ -150,7 +138,7 @@ FullLoad agree_on_load(
               ". Copy it to every host.");
         }
         return problem_of([&] {
-          load.whole = whole_tensors(kLoadFullStateDict, parts);
+          load.whole = whole_tensors(kLoadFullStateDict, texts[3]);
           check_first_names(load.whole);
           load.loaded = tensors_in_load_text(of_rank_0.at(1));
           load.sources = match_tensors(load.whole, load.loaded, of_rank_0.at(0), source);

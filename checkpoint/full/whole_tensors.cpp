@@ -1,7 +1,6 @@
 #include "full/whole_tensors.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <unordered_map>
 
@@ -10,8 +9,6 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/prepared_load.h>
 #include <ddp/internal/text.h>
-
-#include "shards/sharded_part.h"
 
 namespace ddp {
 namespace {
@@ -26,16 +23,6 @@ void check_within(const ParameterLayout& layout, const Box& box) {
       layout.name, ", got ", box_text(box), ". Correct its layouts().");
 }
 
-std::vector<std::string> without(
-    const std::vector<std::string>& all, const std::vector<std::string>& some) {
-  const std::set<std::string> known(some.begin(), some.end());
-  std::vector<std::string> rest;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(rest), [&](const std::string& name) {
-    return known.count(name) == 0;
-  });
-  return rest;
-}
-
 /// Stages of a model have other parameters, and so other buffers. Ranks with the same cut
 /// parameters have the same model.
 void check_same_names(
@@ -44,8 +31,8 @@ void check_same_names(
   for (size_t rank = 1; rank < whole.size(); ++rank) {
     const auto alike = std::find(cut.begin(), cut.end(), cut[rank]);
     const auto first = static_cast<size_t>(alike - cut.begin());
-    const auto missing = without(whole[first], whole[rank]);
-    const auto additional = without(whole[rank], whole[first]);
+    const auto missing = names_without(whole[first], whole[rank]);
+    const auto additional = names_without(whole[rank], whole[first]);
     std::string text;
     if (!missing.empty()) text = ddp::str("lacks rank ", first, "'s ", quoted_names(missing));
     if (!additional.empty()) {

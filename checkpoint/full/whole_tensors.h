@@ -1,4 +1,4 @@
-// The tensors of a model whose parts several ranks have, as each of them knows all.
+// Describes every tensor of a sharded model; each rank holds the whole description.
 #pragma once
 
 #include <map>
@@ -44,7 +44,7 @@ std::string to_text(const OwnParts& own);
 
 /// The tensors of the whole model.
 struct WholeTensors {
-  std::vector<NamedKind> tensors;  // in rank 0's order; then those that it lacks
+  std::vector<NamedKind> tensors;  // in rank 0's order; then the tensors that rank 0 lacks
   /// Every name, with its tensor's number in `tensors`; in the same order.
   std::vector<std::pair<std::string, size_t>> names;
   std::vector<std::vector<ShardLayout>> ranks;  // by rank; replicas are numbered

@@ -12,7 +12,6 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/text.h>
 
-#include "parts/module_tensors.h"
 #include "python/module_dict.h"
 #include "python/torch_file.h"
 #include "shards/box.h"
@@ -94,8 +93,8 @@ std::string name_in(const c10::IValue& fields) {
   return "";
 }
 
-/// The fields of the parameters' state, by names of parameters: those that are among the shards,
-/// and the steps of the parameters whose other fields are.
+/// Returns the fields of the parameters' state by the parameters' names: all fields that are among
+/// the shards, and the steps of their parameters.
 std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields_by_name(
     const c10::IValue& saved, const ShardIndex& index) {
   std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields;
@@ -120,8 +119,8 @@ c10::IValue with_state(const c10::IValue& optimizer, const c10::IValue& state) {
   return all;
 }
 
-/// Converts the state of an optimizer with other parameters to that of one with those of `layouts`:
-/// parameters are found by their names. Groups keep their order.
+/// Converts the state of an optimizer with other parameters to the state of one with the parameters
+/// of `layouts`, which it finds by their names. Groups keep their order.
 c10::IValue with_names_of(
     const c10::IValue& saved, const Layouts& layouts, const std::vector<c10::IValue>& groups,
     const ShardReader& reader) {
@@ -245,7 +244,7 @@ c10::IValue read_shards(
 }  // namespace
 
 bool has_state(const c10::IValue& optimizer) {
-  const auto* state = optimizer.isGenericDict() ? find_in(optimizer, kState) : nullptr;
+  const auto* state = find_in(optimizer, kState);
   return state != nullptr && state->isGenericDict();
 }
 
@@ -270,13 +269,6 @@ std::string names_of_parameters(
   std::string names;
   for (const auto& layout : layouts_of_optimizer(optimizer, layouts)) names += layout.name + "\n";
   return names;
-}
-
-void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
-  for (auto& layout : layouts_of(module)) {
-    const auto* key = layout.local.unsafeGetTensorImpl();
-    layouts.emplace(key, std::move(layout));
-  }
 }
 
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module) {
@@ -351,7 +343,7 @@ void CutOptimizerPart::gather(const ProcessGroup& group, States /*states*/) {
   is_gathered_ = true;
 }
 
-// Apart from gather(), because the other ranks are not told of an error there.
+// Not a part of gather(): an error there would not reach the other ranks.
 std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
   std::vector<ShardedTensor> shards;
   if (!std::exchange(is_gathered_, false)) return shards;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,13 +13,9 @@
 #include <ddp/sharded_tensor.h>
 
 #include <ddp/internal/checkpoint_part.h>
+#include "parts/module_tensors.h"
 
 namespace ddp::detail {
-
-/// By the parameters' TensorImpls.
-using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
-
-void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
 
 /// This rank's shards of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
@@ -32,7 +27,8 @@ std::map<std::string, std::vector<std::string>> other_names_in(const torch::nn::
 using ReplaceField =
     std::function<c10::IValue(size_t index, const c10::IValue& field, const c10::IValue& value)>;
 
-/// In a saved state of which one rank's numbers of parameters say nothing to others: a pipeline's.
+/// Marks a saved state in which the numbers of parameters are valid on one rank alone: a
+/// pipeline's.
 constexpr const char* kByName = "by_name";
 
 /// Whether a value is an optimizer_dict(), by its form.

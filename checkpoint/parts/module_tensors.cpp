@@ -13,18 +13,17 @@ namespace ddp {
 namespace {
 
 using CountByTensor = std::unordered_map<const void*, int>;
-using LayoutByTensor = std::unordered_map<const void*, ParameterLayout>;
 
 const void* key_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
-/// The names of a model's tensors without those of the wrappers in between, in the order of
-/// named_state().
+/// Lists the names of a model's tensors in the order of named_state(), without the prefixes of
+/// wrappers in between.
 ///
-/// A layout names its parameter in the whole model, and the module has it under another prefix
-/// where a wrapper lies between them: so the two names say which prefix a module's buffers have.
+/// A layout names its parameter in the whole model, and a module below a wrapper has the parameter
+/// under another prefix. The difference of the two names is the prefix of the module's buffers.
 class GlobalNames {
  public:
-  GlobalNames(const LayoutByTensor& layouts, const std::vector<NamedTensor>& state)
+  GlobalNames(const LayoutsByParameter& layouts, const std::vector<NamedTensor>& state)
       : layouts_(layouts) {
     for (const auto& named : state) ++count_[key_of(named.tensor)];
   }
@@ -68,7 +67,7 @@ class GlobalNames {
     return std::nullopt;
   }
 
-  const LayoutByTensor& layouts_;
+  const LayoutsByParameter& layouts_;
   CountByTensor count_;
   std::vector<std::string> names_;
 };
@@ -84,12 +83,16 @@ ParameterLayout buffer_layout(
 
 }  // namespace
 
-std::vector<ModuleTensor> tensors_of_module(const torch::nn::Module& module) {
-  LayoutByTensor layouts;
+void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
   for (auto& layout : layouts_of(module)) {
     const auto* key = key_of(layout.local);
     layouts.emplace(key, std::move(layout));
   }
+}
+
+std::vector<ModuleTensor> tensors_of_module(const torch::nn::Module& module) {
+  LayoutsByParameter layouts;
+  add_layouts_of(module, layouts);
   const auto state = named_state(module);
   const auto values = values_to_save(module, state);
   const auto names = GlobalNames(layouts, state).of(state_root(module));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +9,11 @@
 #include <torch/nn/module.h>
 
 namespace ddp {
+
+/// By the parameters' TensorImpls.
+using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
+
+void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
 
 /// A parameter or a buffer of a module.
 struct ModuleTensor {

@@ -1,8 +1,9 @@
 // The kinds of state that a checkpoint holds, except schedulers and random numbers.
 #include <ddp/internal/checkpoint_part.h>
 
+#include <cstring>
+#include <exception>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -12,9 +13,9 @@
 #include <ddp/zero.h>
 #include <torch/serialize/archive.h>
 
-#include "files/archive_bytes.h"
 #include "python/module_dict.h"
 #include "python/optimizer_dict.h"
+#include "python/torch_file.h"
 
 namespace ddp::detail {
 namespace {
@@ -88,7 +89,8 @@ class ShardedOptimizerPart : public CheckpointPart {
   std::unique_ptr<torch::optim::Optimizer> consolidated_;  // between gather() and state()
 };
 
-/// A state that only the part itself can read: LibTorch's archives, as bytes.
+/// A state that only the part itself can read: an archive of LibTorch, as a dictionary with one
+/// tensor of bytes.
 class ArchivePart : public CheckpointPart {
  public:
   ArchivePart(
@@ -96,12 +98,27 @@ class ArchivePart : public CheckpointPart {
       std::function<void(torch::serialize::InputArchive&)> load)
       : save_(std::move(save)), load_(std::move(load)) {}
 
-  c10::IValue state() override { return archive_bytes(save_); }
+  c10::IValue state() override {
+    torch::serialize::OutputArchive archive;
+    save_(archive);
+    std::string bytes;
+    archive.save_to([&](const void* data, size_t size) {
+      bytes.append(static_cast<const char*>(data), size);
+      return size;
+    });
+    auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    auto dict = make_dict();
+    dict.insert(kArchive, tensor);
+    return dict;
+  }
 
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    const auto* bytes = find_in(saved, kArchive);
     DDP_CHECK_VALUE(
-        is_archive_bytes(saved), context.subject, ": expected what save(archive) wrote, got ",
-        saved.tagKind(), ". Add the part that was saved under this name.");
+        bytes != nullptr && bytes->isTensor() && bytes->toTensor().scalar_type() == at::kByte,
+        context.subject, ": expected what save(archive) wrote, got ", saved.tagKind(),
+        ". Add the part that was saved under this name.");
     PreparedLoad load;
     // Only the part's own load() can judge an archive, so loading is tried.
     load.apply = [this, bytes = saved, subject = context.subject] { read(bytes, subject); };
@@ -110,15 +127,26 @@ class ArchivePart : public CheckpointPart {
   }
 
  private:
-  void read(const c10::IValue& bytes, const std::string& subject) {
-    read_archive_bytes(bytes, subject, load_);
+  static constexpr const char* kArchive = "archive";
+
+  /// Its tensors come to the devices that they were saved from.
+  void read(const c10::IValue& saved, const std::string& subject) {
+    const auto bytes = find_in(saved, kArchive)->toTensor().contiguous();
+    try {
+      torch::serialize::InputArchive archive;
+      archive.load_from(
+          static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
+      load_(archive);
+    } catch (const std::exception& error) {
+      DDP_CHECK(false, subject, ": ", text_of(error));
+    }
   }
 
   const std::function<void(torch::serialize::OutputArchive&)> save_;
   const std::function<void(torch::serialize::InputArchive&)> load_;
 };
 
-/// An optimizer whose state only its own save() and load() know.
+/// An optimizer whose state only its own save() and load() can write and read.
 class OtherOptimizerPart : public ArchivePart {
  public:
   explicit OtherOptimizerPart(torch::optim::Optimizer& optimizer)
@@ -182,7 +210,7 @@ CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer) {
   if (auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) {
     return std::make_shared<ShardedOptimizerPart>(*sharded);
   }
-  if (known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
+  if (is_known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
   return std::make_shared<OtherOptimizerPart>(optimizer);
 }
 

@@ -25,8 +25,8 @@ constexpr const char* kStreams = "streams";
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
-// The key of the GPUs' states, or those of the process's other accelerator: "cuda", "xpu". Files of
-// a process without one have "cuda", too.
+// The key of the states of GPUs, or of the process's other accelerator: "cuda", "xpu". Files of a
+// process without an accelerator have "cuda", too.
 std::string accelerator_name() {
   return c10::DeviceTypeName(at::getAccelerator().value_or(at::kCUDA), /*lower_case=*/true);
 }
@@ -93,7 +93,7 @@ c10::IValue random_state() {
 }
 
 PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& subject) {
-  check_state(cpu_generator(), saved.isGenericDict() ? find_in(saved, kCpu) : nullptr, subject);
+  check_state(cpu_generator(), find_in(saved, kCpu), subject);
   std::vector<std::pair<at::Generator, at::Tensor>> states{
       {cpu_generator(), find_in(saved, kCpu)->toTensor()}};
   if (const auto* gpus = find_in(saved, accelerator_name())) {
@@ -123,7 +123,7 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
 
 PreparedLoad prepare_new_random_state(
     const c10::IValue& saved_of_first, int rank, int64_t step, const std::string& subject) {
-  const auto* seed = saved_of_first.isGenericDict() ? find_in(saved_of_first, kSeed) : nullptr;
+  const auto* seed = find_in(saved_of_first, kSeed);
   DDP_CHECK_VALUE(
       seed != nullptr && seed->isInt(), subject,
       ": expected the seed of rank 0, got none. Load another checkpoint.");
@@ -132,13 +132,9 @@ PreparedLoad prepare_new_random_state(
   mixed = mix_bits(mixed ^ static_cast<uint64_t>(step));
   PreparedLoad load;
   load.apply = [mixed] {
-    auto cpu = cpu_generator();
-    {
-      const std::lock_guard lock(cpu.mutex());
-      cpu.set_current_seed(mixed);
-    }
-    for (const auto gpu : gpus_in_use()) {
-      auto generator = gpu_generator(gpu);
+    std::vector<at::Generator> generators{cpu_generator()};
+    for (const auto gpu : gpus_in_use()) generators.push_back(gpu_generator(gpu));
+    for (auto& generator : generators) {
       const std::lock_guard lock(generator.mutex());
       generator.set_current_seed(mixed);
     }

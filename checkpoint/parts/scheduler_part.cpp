@@ -43,7 +43,7 @@ template struct NamePlateauMembers<
     &Plateau::best, &Plateau::cooldown_counter, &Plateau::last_epoch, &Plateau::num_bad_epochs>;
 
 int64_t saved_count(const c10::IValue& saved, const char* name, const LoadContext& context) {
-  const auto* value = saved.isGenericDict() ? find_in(saved, name) : nullptr;
+  const auto* value = find_in(saved, name);
   DDP_CHECK_VALUE(
       value != nullptr && value->isInt(), context.subject, ": expected a scheduler's \"", name,
       "\", got none. Add the part that was saved under this name.");
@@ -88,7 +88,7 @@ class PlateauPart : public CheckpointPart {
   }
 
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
-    const auto* best = saved.isGenericDict() ? find_in(saved, kBest) : nullptr;
+    const auto* best = find_in(saved, kBest);
     DDP_CHECK_VALUE(
         best != nullptr && best->isDouble(), context.subject, ": expected a scheduler's \"", kBest,
         "\", got none. Add the part that was saved under this name.");

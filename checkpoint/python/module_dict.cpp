@@ -60,7 +60,7 @@ std::vector<std::string> names_in(const c10::IValue& saved, const std::string& s
   return names;
 }
 
-/// The saved names that fit the module's, and those that do not.
+/// Compares the saved names with the module's: the tensors of equal names, and the differences.
 struct Comparison {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::string> missing, additional;
@@ -93,18 +93,6 @@ Comparison compare(
     if (!known.count(name)) result.additional.push_back(name);
   }
   return result;
-}
-
-std::string describe_names(const Comparison& result) {
-  std::string text;
-  if (!result.missing.empty()) {
-    text = "the file lacks the model's " + quoted_names(result.missing);
-  }
-  if (!result.additional.empty()) {
-    text += ddp::str(
-        text.empty() ? "" : "; ", "the model lacks the file's ", quoted_names(result.additional));
-  }
-  return text;
 }
 
 }  // namespace
@@ -144,7 +132,7 @@ PreparedLoad prepare_module(
     torch::nn::Module& module, const c10::IValue& saved, bool strict, const std::string& subject) {
   const auto own = named_state(module);
   auto result = compare(own, names_in(saved, subject), saved, strict);
-  const auto names = describe_names(result);
+  const auto names = lacking_names("the model", "the file", result.missing, result.additional);
   DDP_CHECK_VALUE(
       result.unlike.empty(), subject, ": expected the model's shapes and dtypes, but ",
       result.unlike, ". Build the model as it was saved.");

@@ -188,7 +188,7 @@ SavedOptimizer split_dict(const c10::IValue& saved, const std::string& subject) 
       rule, "another dictionary", remedy);
   SavedOptimizer parts{*state, groups->toListRef().vec(), {}};
   for (const auto& group : parts.groups) {
-    const auto* indices = group.isGenericDict() ? find_in(group, "params") : nullptr;
+    const auto* indices = find_in(group, "params");
     DDP_CHECK_VALUE(
         indices != nullptr && indices->isList(), subject, rule, "a group without \"params\"",
         remedy);
@@ -273,10 +273,8 @@ PreparedLoad read_optimizer(
 
 }  // namespace
 
-std::optional<std::string> known_optimizer(const optim::Optimizer& optimizer) {
-  std::optional<std::string> known;
-  with_python_kind(optimizer, [&](auto kind) { known = kind.name; });
-  return known;
+bool is_known_optimizer(const optim::Optimizer& optimizer) {
+  return with_python_kind(optimizer, [](auto /*kind*/) {});
 }
 
 c10::IValue optimizer_dict(optim::Optimizer& optimizer) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include <ATen/core/ivalue.h>
@@ -10,8 +9,8 @@
 
 namespace ddp {
 
-/// Returns the name of LibTorch's Adam, AdamW, SGD, RMSprop or Adagrad; nothing for another class.
-std::optional<std::string> known_optimizer(const torch::optim::Optimizer& optimizer);
+/// Whether it is LibTorch's Adam, AdamW, SGD, RMSprop or Adagrad, and of no other class.
+bool is_known_optimizer(const torch::optim::Optimizer& optimizer);
 
 /// Returns the state and the options of a known optimizer, in the layout of the
 /// `optimizer.state_dict()` of Python's optimizer of that name.

@@ -4,7 +4,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include <ddp/internal/file_io.h>
 #include "python/module_dict.h"
 #include "python/optimizer_dict.h"
 #include "python/torch_file.h"
@@ -13,16 +12,9 @@
 namespace ddp {
 namespace {
 
-void save_value(const c10::IValue& value, const std::string& path) {
-  replace_file(path, [&](OutputFile& file) {
-    write_torch_file(
-        copy_to_host(value), [&](const void* data, size_t size) { file.write(data, size); });
-  });
-}
-
 void check_known(const torch::optim::Optimizer& optimizer, const char* function) {
   DDP_CHECK_VALUE(
-      known_optimizer(optimizer), function,
+      is_known_optimizer(optimizer), function,
       ": expected LibTorch's Adam, AdamW, SGD, RMSprop or Adagrad, got another optimizer. Use "
       "torch::save and torch::load for it; of a ZeroRedundancyOptimizer, save consolidated(0).");
 }
@@ -30,7 +22,7 @@ void check_known(const torch::optim::Optimizer& optimizer, const char* function)
 }  // namespace
 
 void save_state_dict(const torch::nn::Module& module, const std::string& file) {
-  save_value(module_dict(module), file);
+  replace_torch_file(file, copy_to_host(module_dict(module)));
 }
 
 void save_state_dict(
@@ -46,7 +38,7 @@ void load_state_dict(torch::nn::Module& module, const std::string& file, bool st
 
 void save_state_dict(torch::optim::Optimizer& optimizer, const std::string& file) {
   check_known(optimizer, "save_state_dict");
-  save_value(optimizer_dict(optimizer), file);
+  replace_torch_file(file, copy_to_host(optimizer_dict(optimizer)));
 }
 
 void load_state_dict(torch::optim::Optimizer& optimizer, const std::string& file) {

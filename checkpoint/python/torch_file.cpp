@@ -8,13 +8,13 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/map_leaves.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <ddp/internal/file_io.h>
-#include "python/lazy_tensors.h"
 #include "python/pickle_reader.h"
 
 namespace ddp {
@@ -67,6 +67,27 @@ c10::impl::GenericList make_list() { return c10::impl::GenericList(c10::AnyType:
 
 c10::IValue copy_to_host(const c10::IValue& value) { return HostCopy().of(value); }
 
+at::Tensor LazyTensors::add(const TensorKind& kind, Read read) {
+  const auto elements = c10::multiply_integers(kind.sizes);
+  const auto bytes = elements * static_cast<int64_t>(c10::elementSize(kind.dtype));
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr,
+      /*resizable=*/false);
+  reads_[storage.unsafeGetStorageImpl()] = std::move(read);
+  auto placeholder = at::empty({0}, kind.dtype);
+  return placeholder.set_(storage, 0, kind.sizes, c10::contiguous_strides(kind.sizes));
+}
+
+at::Tensor LazyTensors::read(const at::Tensor& placeholder) const {
+  const auto found = reads_.find(placeholder.storage().unsafeGetStorageImpl());
+  if (found == reads_.end()) return {};
+  auto tensor = found->second();
+  TORCH_INTERNAL_ASSERT(
+      tensor.is_cpu() && tensor.is_contiguous() && tensor.sizes() == placeholder.sizes() &&
+      tensor.scalar_type() == placeholder.scalar_type());
+  return tensor;
+}
+
 void write_torch_file(const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy) {
   std::string pickle;
   torch::jit::Pickler pickler(
@@ -109,6 +130,14 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink, const Lazy
     writer.writeEndOfFile();
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+void replace_torch_file(
+    const std::string& path, const c10::IValue& value, const LazyTensors* lazy) {
+  replace_file(path, [&](OutputFile& file) {
+    write_torch_file(
+        value, [&](const void* data, size_t size) { file.write(data, size); }, lazy);
+  });
 }
 
 namespace {

@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <unordered_map>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-namespace ddp {
+#include "shards/layout.h"
 
-class LazyTensors;
+namespace ddp {
 
 /// Takes the next bytes of a file.
 using ByteSink = std::function<void(const void* data, size_t size)>;
@@ -26,6 +28,23 @@ c10::impl::GenericList make_list();
 /// \throws c10::ValueError  a tensor without a dense storage.
 c10::IValue copy_to_host(const c10::IValue& value);
 
+/// Placeholders without memory. The tensors in their places are read while a file is written, so
+/// that one tensor at a time needs memory.
+class LazyTensors {
+ public:
+  using Read = std::function<at::Tensor()>;
+
+  /// \param read  returns the elements, on the host, row by row; called once.
+  /// \return a tensor to put into a dictionary, under several keys if they share it.
+  at::Tensor add(const TensorKind& kind, Read read);
+
+  /// Returns the elements of a tensor of add(); an undefined tensor for any other.
+  at::Tensor read(const at::Tensor& placeholder) const;
+
+ private:
+  std::unordered_map<const void*, Read> reads_;  // by StorageImpl
+};
+
 /// Writes a file that Python's `torch.load(..., weights_only=True)` reads: tensors, numbers,
 /// strings, None, and lists, tuples and dictionaries of these. Tensors must be on the host, as
 /// after copy_to_host.
@@ -34,6 +53,10 @@ c10::IValue copy_to_host(const c10::IValue& value);
 /// \throws  the exceptions of `sink`, and of the functions of `lazy`.
 void write_torch_file(
     const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy = nullptr);
+
+/// The same for a file that appears whole or not at all. \throws c10::Error  too, with the path.
+void replace_torch_file(
+    const std::string& path, const c10::IValue& value, const LazyTensors* lazy = nullptr);
 
 /// Reads a file of write_torch_file, or of Python's `torch.save` for such values. Tensors are on
 /// the host, whatever device they were saved from.

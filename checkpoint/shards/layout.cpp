@@ -1,5 +1,6 @@
 #include "shards/layout.h"
 
+#include <tuple>
 #include <utility>
 
 #include <c10/util/ArrayRef.h>
@@ -84,6 +85,16 @@ std::vector<ShardLayout> shard_layouts_of(
          shard.stage});
   }
   return layouts;
+}
+
+void number_copies(std::vector<std::vector<ShardLayout>>& ranks) {
+  using Place = std::tuple<std::string, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<Place, int64_t> copies;
+  for (auto& shards : ranks) {
+    for (auto& shard : shards) {
+      shard.replica = copies[{shard.name, shard.box.offset, shard.box.size}]++;
+    }
+  }
 }
 
 std::string to_text(const RankLayouts& layouts) {

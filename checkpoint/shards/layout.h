@@ -38,6 +38,9 @@ using RankLayouts = std::map<std::string, std::vector<ShardLayout>>;
 std::vector<ShardLayout> shard_layouts_of(
     const std::string& part, const std::vector<ShardedTensor>& shards);
 
+/// Numbers equal boxes of several ranks, by rank, so that the first rank's is written.
+void number_copies(std::vector<std::vector<ShardLayout>>& ranks);
+
 /// Texts for the other ranks, and back.
 std::string to_text(const RankLayouts& layouts);
 RankLayouts layouts_from(const std::string& text);

@@ -6,9 +6,9 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/file_io.h>
 #include <ddp/internal/prepared_load.h>
 
-#include "files/input_file.h"
 #include "python/pickle_reader.h"
 
 namespace ddp {
@@ -89,7 +89,7 @@ at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const Box& part) 
 
 at::Tensor ShardFile::read(
     const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part) {
-  const auto* found = dict_.isGenericDict() ? find_in(dict_, key) : nullptr;
+  const auto* found = find_in(dict_, key);
   DDP_CHECK(
       found != nullptr && found->isTensor() && found->toTensor().sizes() == whole.size &&
           found->toTensor().scalar_type() == dtype,

@@ -26,7 +26,7 @@ struct IndexedTensor {
 /// The tensors of a sharded part, by name.
 using ShardIndex = std::map<std::string, IndexedTensor>;
 
-/// The infix of the names of shard files, which those of parts lack.
+/// The infix of the names of shard files; no part's name has it.
 inline constexpr const char* kShardInfix = ".shard-";
 
 /// Returns the file of a rank's shards.
@@ -63,13 +63,5 @@ std::map<std::string, OwnedTensor> owners_of(
 /// \param ranks  the ranks' layouts of the part.
 /// \throws c10::ValueError  as owners_of().
 ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
-
-/// Writes the indices of parts as JSON: {"PART": {"NAME": {"dtype": "float32", "sizes": [4],
-/// "boxes": [["FILE", "KEY", [0], [4]]], "other_names": ["OTHER"]}}}, the last only where there are
-/// some.
-std::string index_to_json(const std::map<std::string, ShardIndex>& parts);
-
-/// Reads it. \throws std::invalid_argument  the text has another form.
-std::map<std::string, ShardIndex> index_from_json(const std::string& json);
 
 }  // namespace ddp

@@ -7,16 +7,14 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 #include <ddp/internal/text.h>
+#include <ddp/safetensors.h>
+
+#include "tensors/write_tensors.h"
 
 namespace ddp {
 namespace {
 
 constexpr size_t kMaxIndexBytes = size_t{1} << 30;
-
-std::string folder_of(const std::string& path) {
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
 
 SafetensorsHeader read_header(const InputFile& file, const std::string& path) {
   std::string bytes(std::min<uint64_t>(file.size(), kSafetensorsLengthBytes), '\0');
@@ -50,7 +48,7 @@ at::Tensor SafetensorsFile::read(size_t i, const Box& box) {
 }
 
 SafetensorsFiles::SafetensorsFiles(const std::string& index) {
-  const auto folder = folder_of(index);
+  const auto folder = folder_above(index);
   std::unordered_map<const SafetensorsFile*, std::unordered_map<std::string, size_t>> places;
   for (const auto& [name, file] :
        read_safetensors_index(read_whole_file(index, kMaxIndexBytes), index)) {
@@ -73,6 +71,30 @@ SafetensorsFiles::SafetensorsFiles(const std::string& index) {
 
 at::Tensor SafetensorsFiles::read(size_t i, const Box& box) {
   return places_[i].file->read(places_[i].i, box);
+}
+
+void save_safetensors(
+    const torch::OrderedDict<std::string, at::Tensor>& dict, const std::string& file,
+    const std::map<std::string, std::string>& metadata) {
+  write_safetensors(source_of(dict, file), metadata, file);
+}
+
+torch::OrderedDict<std::string, at::Tensor> load_safetensors(const std::string& file_or_index) {
+  std::unique_ptr<TensorFile> file;
+  if (is_safetensors_index(file_or_index)) {
+    file = std::make_unique<SafetensorsFiles>(file_or_index);
+  } else {
+    file = std::make_unique<SafetensorsFile>(file_or_index);
+  }
+  torch::OrderedDict<std::string, at::Tensor> dict;
+  for (size_t i = 0; i < file->tensors().size(); ++i) {
+    dict.insert(file->tensors()[i].name, file->read(i));
+  }
+  return dict;
+}
+
+std::map<std::string, std::string> safetensors_metadata(const std::string& file) {
+  return SafetensorsFile(file).metadata();
 }
 
 }  // namespace ddp

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "files/input_file.h"
+#include <ddp/internal/file_io.h>
 #include "tensors/safetensors_header.h"
 #include "tensors/tensor_file.h"
 

@@ -25,7 +25,7 @@ struct SafetensorsHeader {
 /// The bytes of the length before the JSON.
 inline constexpr size_t kSafetensorsLengthBytes = sizeof(uint64_t);
 
-/// Returns the bytes of a file's header, those of its length included: at most 100 MB.
+/// Returns the size of a file's header in bytes, with the length before the JSON: at most 100 MB.
 ///
 /// \param front  the file's bytes from the first on: 8 of them, or all where it has fewer.
 /// \throws c10::Error  as read_safetensors_header().

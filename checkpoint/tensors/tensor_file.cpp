@@ -2,8 +2,10 @@
 
 #include <string_view>
 
+#include <ddp/internal/check.h>
+
+#include "shards/shard_file.h"
 #include "tensors/safetensors_file.h"
-#include "tensors/torch_tensors.h"
 
 namespace ddp {
 namespace {
@@ -11,6 +13,37 @@ namespace {
 bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
+
+/// A file of torch.save with a state_dict(): names with their tensors.
+class TorchTensors : public TensorFile {
+ public:
+  explicit TorchTensors(const std::string& path) : file_(path) {
+    const auto& dict = file_.contents();
+    DDP_CHECK_VALUE(
+        dict.isGenericDict(), path,
+        ": expected a state_dict() of a module, names with their tensors, got ", dict.tagKind(),
+        ". Save model.state_dict().");
+    for (const auto& entry : dict.toGenericDict()) {
+      DDP_CHECK_VALUE(
+          entry.key().isString() && entry.value().isTensor(), path,
+          ": expected a state_dict() of a module, names with their tensors, got ",
+          entry.value().tagKind(), " under ", entry.key(), ". Save model.state_dict() alone.");
+      const auto& tensor = entry.value().toTensor();
+      tensors_.push_back({entry.key().toStringRef(), {tensor.scalar_type(), tensor.sizes().vec()}});
+    }
+  }
+
+  const std::vector<NamedKind>& tensors() const override { return tensors_; }
+
+  at::Tensor read(size_t i, const Box& box) override {
+    const auto& [name, kind] = tensors_[i];
+    return file_.read(name, kind.dtype, whole_box(kind.sizes), box);
+  }
+
+ private:
+  ShardFile file_;
+  std::vector<NamedKind> tensors_;
+};
 
 }  // namespace
 

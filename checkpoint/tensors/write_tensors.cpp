@@ -8,7 +8,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 
-#include "python/lazy_tensors.h"
 #include "python/torch_file.h"
 
 namespace ddp {
@@ -67,10 +66,7 @@ void write_torch_tensors(const TensorSource& source, const std::string& path) {
                   : lazy.add(source.tensors[i].kind, [&source, i] { return source.read(i); }));
     dict.insert(source.tensors[i].name, placeholders.back());
   }
-  replace_file(path, [&](OutputFile& file) {
-    write_torch_file(
-        dict, [&](const void* data, size_t size) { file.write(data, size); }, &lazy);
-  });
+  replace_torch_file(path, dict, &lazy);
 }
 
 }  // namespace ddp

@@ -3,11 +3,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <locale>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <ddp/internal/text.h>
 
 #include "launch/poll_until.h"
 
@@ -19,7 +28,52 @@ constexpr std::chrono::seconds kAcceptAgain(1);
 constexpr int kMostSilent = 64;
 constexpr std::chrono::seconds kLastLinesLimit(2);
 
+[[noreturn]] void fail(const std::string& path, const std::string& why) {
+  throw std::runtime_error("--state: expected a file of a coordinator, got " + path + ": " + why);
+}
+
 }  // namespace
+
+StateFile::StateFile(std::string path) : path_(std::move(path)) {
+  lock_ = Fd(::open((path_ + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+  if (!lock_) fail(path_, std::strerror(errno));
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) fail(path_, "another coordinator has it");
+}
+
+std::optional<Remembered> StateFile::read() const {
+  std::ifstream file(path_);
+  if (!file) return std::nullopt;
+  file.imbue(std::locale::classic());
+  Remembered state;
+  std::string word;
+  size_t members = 0;
+  if (!(file >> word >> state.number >> state.formed >> state.established >> members) ||
+      word != "ddprun-coordinator") {
+    fail(path_, "it is something else");
+  }
+  membership::Place place;
+  char colon = 0;
+  while (file >> place.id >> colon >> place.slot) state.members.push_back(place);
+  if (state.members.size() != members) fail(path_, "its end is missing");
+  return state;
+}
+
+void StateFile::write(const Remembered& state) const {
+  auto text =
+      str("ddprun-coordinator ", state.number, " ", state.formed, " ", state.established, " ",
+          state.members.size());
+  for (const auto& place : state.members) text += str(" ", place.id, ":", place.slot);
+  text += "\n";
+  const std::string fresh = path_ + ".new";
+  const Fd file(::open(fresh.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
+  const auto size = static_cast<ssize_t>(text.size());
+  if (!file || ::write(file.get(), text.data(), text.size()) != size || ::fsync(file.get()) != 0 ||
+      std::rename(fresh.c_str(), path_.c_str()) != 0) {
+    fail(path_, std::strerror(errno));
+  }
+}
+
+void StateFile::remove() const { std::remove(path_.c_str()); }
 
 Coordinator::Coordinator(
     const LaunchOptions& options, const std::string& token, std::optional<int> port) {
@@ -36,7 +90,7 @@ Coordinator::Coordinator(
   job_.emplace(options, token, wires(is_alone), now(), std::move(earlier));
 }
 
-/// \param is_alone  no launcher of this host is a client, so what it would say is printed.
+/// \param is_alone  whether no launcher of this host is a client; the job's texts are printed then.
 Job::Wires Coordinator::wires(bool is_alone) {
   Job::Wires wires;
   wires.send = [this](int client, const std::string& line) {
@@ -92,8 +146,8 @@ std::optional<Coordinator::Clock::time_point> Coordinator::next_time() const {
 }
 
 /// Reads before the job looks at the time: after a stop of this process, signs of life wait in the
-/// sockets. Members come before launchers, and ends last: what a process said counts before its
-/// end, and why it ended before its connection's end.
+/// sockets. Reads members before launchers and handles closed connections last: the messages of a
+/// process precede its exit, and its exit precedes the end of its connection.
 void Coordinator::serve() {
   accept_clients();
   std::vector<int> names;
@@ -107,7 +161,7 @@ void Coordinator::serve() {
   job_->on_time(now());
 }
 
-/// Strangers that say nothing take no more descriptors than this.
+/// Limits the descriptors of clients that have not sent a line.
 bool Coordinator::may_accept() const {
   const auto is_silent = [](const auto& entry) { return !entry.second.spoke; };
   const auto silent = std::count_if(clients_.begin(), clients_.end(), is_silent);

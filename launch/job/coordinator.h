@@ -11,14 +11,32 @@
 
 #include "launch/job/job.h"
 #include "launch/job/ports.h"
-#include "launch/job/state_file.h"
 #include "launch/options.h"
 #include "launch/pipe.h"
 
 namespace ddp::launch {
 
-/// Carries lines between a job and its clients, and tells the job the time. It works inside of the
-/// caller's poll loop.
+/// Keeps the state that a coordinator needs after a restart. One process at a time may have it.
+class StateFile {
+ public:
+  /// \throws std::runtime_error  when another process has it, or it cannot be made.
+  explicit StateFile(std::string path);
+
+  /// \return nothing when there is none.
+  /// \throws std::runtime_error  when it is something else.
+  std::optional<Remembered> read() const;
+  /// Replaces it as a whole, on the disk when it returns.
+  /// \throws std::runtime_error  when it cannot be written.
+  void write(const Remembered& state) const;
+  void remove() const;
+
+ private:
+  const std::string path_;
+  Fd lock_;
+};
+
+/// Carries lines between a job and its clients, and passes the time to the job. It works inside of
+/// the caller's poll loop.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
@@ -13,9 +14,7 @@
 
 #include <ddp/internal/text.h>
 
-#include "launch/output/log_file.h"
 #include "launch/poll_until.h"
-#include "launch/processes/exit_status.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
 #include "launch/texts.h"
@@ -36,7 +35,9 @@ constexpr std::chrono::minutes kConnectLimit(5);
 Environment environment_of(
     const LaunchOptions& options, const membership::Address& coordinator, const Attempt& attempt,
     int local_rank) {
-  const auto threads = omp_threads(options, own_variable("OMP_NUM_THREADS"), usable_cores());
+  const char* own = std::getenv("OMP_NUM_THREADS");
+  const auto inherited = own == nullptr ? std::nullopt : std::optional<std::string>(own);
+  const auto threads = omp_threads(options, inherited, usable_cores());
   auto result = rank_environment(current_environment(), options, attempt, local_rank, threads);
   if (!options.elastic) return result;
   const auto is_stale = [](const std::string& entry) {
@@ -89,7 +90,7 @@ void HostLoop::loop() {
     handle_signals();
     check_lifeline();
     copy_output();
-    // A rank's end is known before its connection's: then its cause is, too.
+    // Before the coordinator reads: the job gets the cause of a rank's end before its connection's.
     reap_ended();
     check_stops();
     if (own_ != nullptr) own_->serve();
@@ -133,7 +134,7 @@ void HostLoop::connect() {
   introduce();
 }
 
-/// Says which ranks run, and which ended while the job could not be told.
+/// Reports which ranks run, and which ended while the connection was lost.
 void HostLoop::introduce() {
   const auto held = has_joined_ ? std::max(1, processes_.count()) : 0;
   has_joined_ = true;
@@ -247,7 +248,7 @@ void HostLoop::reap_ended() {
   }
 }
 
-/// Whether a rank that ended with `code` was told to end.
+/// Whether a rank that ended with `code` was asked to end.
 bool HostLoop::was_asked(int code) const {
   if (state_ == State::Leaving || state_ == State::Finishing) return true;
   return std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
@@ -274,7 +275,7 @@ void HostLoop::follow(const std::string& line) {
   words >> word;
   int first = 0, second = 0, third = 0;
   if (word == "say") {
-    output_.copy();  // what the ranks have written comes before what the job says of them
+    output_.copy();  // the ranks' lines come before the job's line about the ranks
     output_.say(line.substr(word.size() + 1));
   } else if (word == "start" && words >> first >> second && state_ == State::Running) {
     sent_signals_.clear();
@@ -306,7 +307,7 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
   StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
   Output::RankEnds ends;
   if (options_.prefix) {
-    ends = output_.add_rank(rank, log_of(options_, attempt, rank));
+    ends = output_.add_rank(rank, open_log(options_.log_dir, attempt.number, rank));
     fds.out = ends.out.get();
     fds.err = ends.err.get();
   }
@@ -316,7 +317,7 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
   job_.send(str("started ", rank, " ", pid));
 }
 
-/// Only the ranks of an elastic job go on without a coordinator, which comes back.
+/// Only ranks of an elastic job continue without a coordinator, until it is started again.
 void HostLoop::check_connection() {
   if (job_ || !has_joined_) return;
   const bool awaits_job = state_ == State::Running || next_ == Next::StartAgain;

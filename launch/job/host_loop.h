@@ -17,7 +17,7 @@
 
 namespace ddp::launch {
 
-/// Runs the ranks of one host: starts, replaces and ends what the job says, and carries their
+/// Runs the ranks of one host: starts, replaces and ends them by the job's lines, and carries their
 /// output.
 ///
 /// One thread, one loop over poll, in which the job's coordinator works, too, where it is here.
@@ -25,7 +25,7 @@ namespace ddp::launch {
 ///   Running       the job's lines are followed
 ///   Leaving       ddprun got SIGTERM, and the ranks of an elastic job leave after their step
 ///   Coordinating  they have left, and the coordinator that is here serves the other hosts
-///   Finishing     the job is over, and ranks that were told have a while to end by themselves
+///   Finishing     the job is over, and its ranks have a while to end by themselves
 ///   Ending        all were sent a signal and have the grace period to end
 ///   Killing       all are sent SIGKILL until none is left
 ///   Done          nothing that the ranks started runs any more
@@ -95,13 +95,13 @@ class HostLoop {
   LineChannel job_;
   bool has_joined_ = false;
   Clock::time_point next_connect_;
-  std::vector<std::string> unsent_;  // ends of ranks that the job does not know
+  std::vector<std::string> unsent_;  // lines about ended ranks, while there is no connection
   State state_ = State::Running;
   Next next_ = Next::Exit;
   Clock::time_point deadline_;
   std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
   std::vector<int> sent_signals_;                    // to all ranks, since they were started
-  int signals_taken_ = 0;                            // but for those that are only forwarded
+  int signals_taken_ = 0;                            // without the signals only forwarded
   int exit_code_ = 0;
 };
 

@@ -166,7 +166,7 @@ std::string Job::reason_to_refuse(
   if (elastic != options_.elastic.has_value()) {
     return "--elastic: expected it on all hosts, or on none";
   }
-  if (elastic) return "";  // a coordinator that runs alone does not know how many ranks a host has
+  if (elastic) return "";  // a coordinator that runs alone has no --nproc-per-node to compare
   const int wanted = hosts_that_agree(options_);
   if (nodes != wanted || launcher.ranks != options_.local_ranks ||
       restarts != options_.max_restarts) {
@@ -365,7 +365,7 @@ void Job::on_signal(Client client, int signal) {
 
 /// To the launchers but for that of the host which ends the attempt.
 void Job::say_of_another_host(Client origin) {
-  if (state_ == State::Stopping) return;  // they know
+  if (state_ == State::Stopping) return;  // start_all_again() has sent "stop"
   for (const auto& [client, launcher] : launchers_) {
     const auto ranks = static_cast<int>(launcher.running.size());
     if (client == origin || ranks == 0) continue;
@@ -373,8 +373,8 @@ void Job::say_of_another_host(Client origin) {
   }
 }
 
-/// \param limit_ms  for processes that were told, to end by themselves.
-/// \param origin  the launcher whose user knows why.
+/// \param limit_ms  for processes that were asked to end by themselves.
+/// \param origin  a launcher that has printed the reason already.
 void Job::finish(int code, const std::string& why, int64_t limit_ms, std::optional<Client> origin) {
   state_ = State::Over;
   exit_code_ = code;
@@ -427,7 +427,7 @@ void Job::apply_orders() {
 }
 
 /// Gives a member that reached this process over loopback a routable address of this host: it
-/// would publish 127.0.0.1 as that of its store, and lead each of the others to itself.
+/// would publish 127.0.0.1 as its store's address, and other hosts would connect to themselves.
 void Job::send_reachable_address(Client member) {
   if (!membership::is_loopback_host(wires_.reached_at(member))) return;
   for (const Client other : members_) {
@@ -437,7 +437,7 @@ void Job::send_reachable_address(Client member) {
   }
 }
 
-/// Processes that have not joined the others before these were done have nothing to do.
+/// Kills processes that joined no generation before the members were done.
 void Job::end_those_that_came_late() {
   for (const auto& [client, launcher] : launchers_) {
     for (const auto& [rank, pid] : launcher.running) {

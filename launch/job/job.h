@@ -28,7 +28,7 @@ namespace ddp::launch {
 ///             the rank is replaced, once a first generation was entered
 ///   Stopping  all processes are ended, to start again
 ///   Draining  the members are done, and their processes end by themselves
-///   Over      `exit_code` is known, and all launchers were told
+///   Over      `exit_code` is set, and "finish" was sent to all launchers
 ///
 /// Membership decides who trains in an elastic job; this starts the processes for it, and counts
 /// them. It has no sockets and no clock.
@@ -67,13 +67,13 @@ class Job {
     int ranks = 0;
     std::map<int, int> running;  // pids by rank
     bool starting = false;       // until its first process is there
-    bool ending = false;         // until it has no process, and says so
+    bool ending = false;         // until it has sent "gone"
   };
   struct Exit {
     int rank = 0;
     int pid = 0;
     int code = 0;
-    bool asked = false;  // the launcher, or this job, had told it to end
+    bool asked = false;  // the launcher, or this job, had asked it to end
     std::string how;
     std::string report() const;
   };

@@ -23,7 +23,7 @@ std::string members_text(const std::vector<Place>& places) {
 
 }  // namespace
 
-/// Its connection ends, and its process where that can be done.
+/// Ends a member's connection, and its process where a launcher can kill it.
 void Membership::drop_member(Time now, Connection connection, const std::string& why) {
   const Peer peer = peers_.at(connection);
   peers_.erase(connection);
@@ -41,7 +41,7 @@ void Membership::drop_member(Time now, Connection connection, const std::string&
   gather(now, why);
 }
 
-/// Politely: it has no part in the job any more.
+/// Ends a member that left, with exit code 0.
 void Membership::let_go(Connection connection) {
   const auto peer = peers_.find(connection);
   finished_.insert({peer->second.place.slot, peer->second.pid});
@@ -50,7 +50,7 @@ void Membership::let_go(Connection connection) {
   peers_.erase(peer);
 }
 
-/// Before a first generation is entered nothing is there that another could go on with.
+/// Starts all processes again where no generation was entered: no state exists to continue from.
 void Membership::gather(Time now, const std::string& why) {
   if (!state_.established && launched_) return start_again(why);
   ++state_.number;
@@ -86,8 +86,8 @@ void Membership::proceed(Time now) {
   }
 }
 
-/// Decides nothing before all members are back, or a majority of them after a while: another
-/// coordinator would see the others.
+/// Decides nothing before all members are back, or a majority of them after a while: a second
+/// coordinator cannot have a majority, too.
 void Membership::resume(Time now) {
   const auto all = static_cast<int>(state_.members.size());
   const int back = count(Stage::Back);
@@ -237,8 +237,8 @@ void Membership::check_entered(Time now) {
 void Membership::check_pauses(Time now) {
   const int paused = count(Stage::Paused);
   const bool all = paused + count(Stage::Done) == members();
-  // Members that had begun their next step before they were told wait in it for those that pause,
-  // and repeat it.
+  // A member that had begun its next step before Change arrived waits in that step for the paused
+  // members, and repeats the step.
   if (paused > 0 && (all || now >= *paused_since_ + limits_.pause)) {
     return gather(now, "a planned change");
   }
@@ -257,7 +257,7 @@ bool Membership::end_if_done() {
   return true;
 }
 
-/// Members are told once for each process that waits or leaves.
+/// Sends Change to the members once for each process that waits or leaves.
 void Membership::ask_for_change() {
   bool due = false;
   const bool has_room = members() < limits_.max_ranks;
@@ -331,7 +331,7 @@ std::vector<Membership::Peer*> Membership::best_sources() {
   return best;
 }
 
-/// Members that reported, and then others by their slots, in the order of ranks.
+/// Chooses members that reported first, then waiting processes; returns them in the order of slots.
 std::vector<Membership::Peer*> Membership::candidates() {
   std::vector<Peer*> chosen;
   for (auto& [connection, peer] : peers_) {

@@ -28,17 +28,8 @@ void Membership::on_message(Time now, Connection from, const MemberMessage& mess
   std::visit(
       [&](const auto& line) {
         using Line = std::decay_t<decltype(line)>;
-        if constexpr (std::is_same_v<Line, Alive>) {
-          orders_.push_back(Send{from, Alive{}});
-        } else if constexpr (std::is_same_v<Line, Waits>) {
-          take_waits(now, peer);
-        } else if constexpr (std::is_same_v<Line, Leaves>) {
-          take_leaves(now, peer);
-        } else if constexpr (std::is_same_v<Line, Done>) {
-          take_done(now, peer);
-        } else if constexpr (!std::is_same_v<Line, Hello> && !std::is_same_v<Line, Back>) {
-          take(now, peer, line);
-        }
+        constexpr bool is_first = std::is_same_v<Line, Hello> || std::is_same_v<Line, Back>;
+        if constexpr (!is_first) take(now, peer, line);
       },
       message);
 }
@@ -89,20 +80,24 @@ void Membership::take(Time now, Connection from, const Back& back) {
   proceed(now);
 }
 
-void Membership::take_waits(Time now, Peer& peer) {
+void Membership::take(Time /*now*/, Peer& peer, const Alive& alive) {
+  orders_.push_back(Send{peer.connection, alive});
+}
+
+void Membership::take(Time now, Peer& peer, const Waits& /*waits*/) {
   if (peer.stage != Stage::Preparing) return;
   peer.stage = Stage::Ready;
   if (!waits_since_) waits_since_ = now;
   proceed(now);
 }
 
-void Membership::take_leaves(Time now, Peer& peer) {
+void Membership::take(Time now, Peer& peer, const Leaves& /*leaves*/) {
   peer.leaves = true;
   if (peer.stage < Stage::Back) return let_go(peer.connection);
   proceed(now);
 }
 
-void Membership::take_done(Time now, Peer& peer) {
+void Membership::take(Time now, Peer& peer, const Done& /*done*/) {
   if (peer.stage == Stage::Back) peer.back_as = Stage::Done;
   if (peer.stage != Stage::Training && peer.stage != Stage::Paused) return;
   peer.stage = Stage::Done;
@@ -117,7 +112,7 @@ void Membership::take(Time now, Peer& peer, const Report& report) {
   proceed(now);
 }
 
-/// The group of one member is broken, so the generation cannot go on, whoever is to blame.
+/// Ends the generation, because one member's group is broken, whichever rank caused it.
 void Membership::take(Time now, Peer& peer, const Lost& lost) {
   if (!is_member(peer) || lost.generation != state_.formed || phase_ == Phase::Returning) return;
   Peer* accused = find(lost.id);
@@ -128,7 +123,7 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
   const auto text = str("rank ", peer.place.slot, " threw: ", threw.why.value);
-  // An exception of one member while all begin may be about to come from the others, too.
+  // While all members begin, the same exception may be about to come from every one of them.
   const bool has_not_entered = peer.stage == Stage::Placed || peer.stage == Stage::Met;
   const bool begins = phase_ == Phase::Entering && !state_.established && !launched_;
   if (begins && has_not_entered) return finish(1, text);
@@ -185,7 +180,7 @@ void Membership::on_exited(Time now, int slot, int pid, const std::string& how) 
 void Membership::on_leave_wanted(Time now, int slot) {
   now_ = now;
   for (auto& [connection, peer] : peers_) {
-    if (phase_ != Phase::Over && peer.place.slot == slot) return take_leaves(now, peer);
+    if (phase_ != Phase::Over && peer.place.slot == slot) return take(now, peer, Leaves{});
   }
 }
 

@@ -31,7 +31,7 @@ struct MembershipLimits {
   ms wait{600000};       // for the minimum, and for the last `done`
   ms hold{0};            // for a replacement, where the minimum is there
   ms report{1800000};    // of a member that is alive
-  ms accused{5000};      // the same, where half of the others say that it hangs
+  ms accused{5000};      // the same, where half of the other members report that it hangs
   ms entry{30000};       // until the groups of a generation are made
   ms pause{500};         // of all members at the boundary at which the first one pauses
   ms kill{2000};         // until a process that was killed has ended
@@ -39,7 +39,7 @@ struct MembershipLimits {
 
 /// The state that a coordinator needs after a restart; it is written before a generation begins.
 struct Remembered {
-  int64_t number = 0;          // the highest that any member may have been told
+  int64_t number = 0;          // the highest that was sent to any member
   int64_t formed = 0;          // the generation of `members`
   bool established = false;    // a generation was entered by all
   std::vector<Place> members;  // of the generation that was formed last
@@ -103,8 +103,8 @@ class Membership {
   void on_closed(Time now, Connection connection);
   /// A launcher has reaped the process. \param how  "was killed by signal 9 (SIGKILL)".
   void on_exited(Time now, int slot, int pid, const std::string& how);
-  /// Whether a launcher is there: it can start all processes again. Without one, all were started
-  /// by hand, and those that are left go on.
+  /// Sets whether a launcher is there, which can start all processes again. Without a launcher, all
+  /// were started by hand, and the remaining ones continue.
   void set_launched(bool launched) { launched_ = launched; }
   /// The process of this slot is to leave at the next boundary.
   void on_leave_wanted(Time now, int slot);
@@ -132,9 +132,9 @@ class Membership {
     Time heard{0};
     Stage stage = Stage::Preparing;
     bool leaves = false;
-    bool announced = false;            // the members know that it waits or leaves
-    bool was_training = false;         // as it said `back`
-    Stage back_as = Stage::Training;   // Paused or Done, as it said after it
+    bool announced = false;            // Change was sent to the members for it
+    bool was_training = false;         // when it sent `back`
+    Stage back_as = Stage::Training;   // Paused or Done, by its lines after `back`
     Time asked{0};                     // when it was asked to report
     membership::Report report;         // its last
     std::set<ProcessId> accused_by{};  // members whose group failed because of it
@@ -157,9 +157,10 @@ class Membership {
   void take(Time now, Peer& peer, const membership::Met& met);
   void take(Time now, Peer& peer, const membership::Entered& entered);
   void take(Time now, Peer& peer, const membership::Pauses& pauses);
-  void take_waits(Time now, Peer& peer);
-  void take_leaves(Time now, Peer& peer);
-  void take_done(Time now, Peer& peer);
+  void take(Time now, Peer& peer, const membership::Alive& alive);
+  void take(Time now, Peer& peer, const membership::Waits& waits);
+  void take(Time now, Peer& peer, const membership::Leaves& leaves);
+  void take(Time now, Peer& peer, const membership::Done& done);
   void drop_member(Time now, Connection connection, const std::string& why);
   void let_go(Connection connection);
   void gather(Time now, const std::string& why);

@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <string>
+#include <system_error>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "launch/output/pseudo_terminal.h"
 
 namespace ddp::launch {
 namespace {
 
 constexpr size_t kReadSize = size_t{1} << 16;  // the capacity of a pipe
-// Limits what is read of a dead rank, whose children may go on writing.
+// Limits how much is read of a dead rank's output, to which its children may still write.
 constexpr size_t kDrainLimit = size_t{1} << 20;
 
 bool same_file(int a, int b) {
@@ -23,7 +24,73 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
+/// Makes the folder, and those above it where they are missing.
+void make_folder(const std::string& path) {
+  for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const auto folder = path.substr(0, slash);
+    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
+      throw std::system_error(
+          errno, std::generic_category(), "--log-dir: cannot make the folder '" + folder + "'");
+    }
+    if (slash == std::string::npos) return;
+  }
+}
+
 }  // namespace
+
+Sink::Sink(int fd)
+    : fd_(fd), lines_(::isatty(fd) == 1 ? LineMux::For::Terminal : LineMux::For::File) {}
+
+void Sink::feed(int source, std::string_view bytes) {
+  lines_.feed(source, bytes, pending_);
+  drop_if_broken();
+}
+
+void Sink::finish(int source) {
+  lines_.finish(source, pending_);
+  drop_if_broken();
+}
+
+void Sink::write_ready() {
+  while (!empty()) {
+    pollfd ready = {fd_, POLLOUT, 0};
+    if (::poll(&ready, 1, 0) <= 0) break;
+    const size_t size = std::min<size_t>(pending_.size() - written_, PIPE_BUF);
+    const ssize_t count = ::write(fd_, pending_.data() + written_, size);
+    if (count >= 0) {
+      written_ += static_cast<size_t>(count);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      error_ = errno;
+      drop_if_broken();
+    } else {
+      break;
+    }
+  }
+  // Moving the rest to the front costs at most as much as was written since the last move.
+  if (written_ >= pending_.size() - written_) {
+    pending_.erase(0, written_);
+    written_ = 0;
+  }
+}
+
+void Sink::drop_if_broken() {
+  if (error_ == 0) return;
+  pending_.clear();
+  written_ = 0;
+}
+
+Fd open_log(const std::string& log_dir, int attempt, int global_rank) {
+  if (log_dir.empty()) return {};
+  const auto folder = log_dir + "/attempt_" + std::to_string(attempt);
+  make_folder(folder);
+  const auto path = folder + "/rank_" + std::to_string(global_rank) + ".log";
+  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file) {
+    throw std::system_error(
+        errno, std::generic_category(), "--log-dir: cannot write '" + path + "'");
+  }
+  return file;
+}
 
 Output::Output(int out_fd, int err_fd)
     : out_(out_fd),
@@ -42,23 +109,16 @@ Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
 
 Fd Output::add_stream(Rank& rank, Sink& sink, int global_rank) {
   const std::string prefix = "[" + std::to_string(global_rank) + "] ";
-  Fd read, write;
-  if (auto terminal = make_pseudo_terminal()) {
-    read = std::move(terminal->read);
-    write = std::move(terminal->write);
-  } else {
-    Pipe pipe = make_pipe();
-    read = std::move(pipe.read);
-    write = std::move(pipe.write);
-  }
-  set_nonblocking(read);
+  auto terminal = make_pseudo_terminal();
+  Pipe ends = terminal ? *std::move(terminal) : make_pipe();
+  set_nonblocking(ends.read);
   const int source = sink.add_source(prefix);
   const int log_source = rank.log ? rank.log->sink.add_source("") : 0;
   rank.streams.push_back(
-      {std::move(read), &sink, source, static_cast<int>(prefix.size()), rank.log.get(),
+      {std::move(ends.read), &sink, source, static_cast<int>(prefix.size()), rank.log.get(),
        log_source});
   resize(rank.streams.back());
-  return write;
+  return std::move(ends.write);
 }
 
 void Output::resize(const Stream& stream) {

@@ -1,6 +1,7 @@
 #include "launch/processes/signals.h"
 
 #include <sys/signalfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -44,6 +45,16 @@ std::optional<int> next_signal(int fd) {
 std::string signal_name(int signal) {
   if (const char* name = ::sigabbrev_np(signal)) return std::string("SIG") + name;
   return "signal " + std::to_string(signal);
+}
+
+std::string describe_end(int status) {
+  if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  return "was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
+}
+
+int exit_code_of(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 }  // namespace ddp::launch

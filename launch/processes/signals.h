@@ -8,8 +8,8 @@
 
 namespace ddp::launch {
 
-/// Returns the signals that ddprun waits for instead of dying from them: those that ask it to end,
-/// those that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
+/// Returns the signals that ddprun waits for instead of dying from them: the signals that ask it to
+/// end or that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
 sigset_t awaited_signals();
 
 /// Whether the caller ignores `signal` for the whole job: SIGHUP, by nohup, SIGUSR1 or SIGUSR2.
@@ -29,5 +29,11 @@ std::optional<int> next_signal(int fd);
 
 /// "SIGKILL" for 9; "signal 70" for one without a name.
 std::string signal_name(int signal);
+
+/// "exited with code 5", "was killed by signal 9 (SIGKILL)", for a wait status.
+std::string describe_end(int status);
+
+/// Returns the exit code that a shell reports for a wait status.
+int exit_code_of(int status);
 
 }  // namespace ddp::launch

@@ -54,7 +54,7 @@ void restore_signals() {
   ::_exit(written == sizeof(error) ? 127 : 126);
 }
 
-/// The kernel says that there is no such file also where a script's interpreter is not there.
+/// Explains ENOENT of a file that exists: the interpreter in a script's first line does not.
 std::string fault_of_first_line(const std::string& script) {
   std::string line;
   if (!std::getline(std::ifstream(script), line) || line.compare(0, 2, "#!") != 0) return "";

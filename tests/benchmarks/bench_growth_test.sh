@@ -19,7 +19,7 @@ $output"
   [[ ! -e $work/none ]] || fail "${*:2}: was refused, and has written something"
 }
 mkdir "$work/empty"
-sections=collectives,parameters,ranks,setup,links,model
+sections=collectives,parameters,ranks,setup,links
 refused "unknown argument '--quik'; --help says which there are" --quik
 refused "--only needs a value" --only
 refused "--only: expected some of $sections, got 'rank'" --only rank
@@ -28,7 +28,7 @@ refused "--models: expected some of mlp,resnet18, got 'vgg'" --models vgg
 refused "--rates: expected rates in Gbit/s, got '1,1g'" --rates 1,1g
 refused "--rates: expected rates in Gbit/s, got '0'" --rates 0
 refused "--bin: expected a folder, got '$work/no'" --only ranks --bin "$work/no"
-refused "model: expected ddprun in $work/empty" --only model --bin "$work/empty"
+refused "ranks: expected ddprun in $work/empty" --only ranks --bin "$work/empty"
 
 measure() { # SECTIONS
   "$root/scripts/bench_growth.sh" --quick --only "$1" --bin "$bin" --python "" \

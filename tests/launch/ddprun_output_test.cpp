@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-#include "launch/output/pseudo_terminal.h"
+#include "launch/pipe.h"
 #include "support/processes.h"
 
 #include "support/catch.h"

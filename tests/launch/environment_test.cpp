@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "launch/core_quota.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"

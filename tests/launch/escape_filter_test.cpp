@@ -1,4 +1,4 @@
-#include "launch/output/escape_filter.h"
+#include "launch/output/line_mux.h"
 
 #include <string>
 

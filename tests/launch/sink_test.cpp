@@ -1,4 +1,4 @@
-#include "launch/output/sink.h"
+#include "launch/output/output.h"
 
 #include <cerrno>
 #include <csignal>

@@ -41,6 +41,28 @@ class OutputFile {
   FileSum sum_;
 };
 
+/// A file of which ranges of bytes are read.
+///
+/// The ranges are copied and not mapped: a file that another process shortens meanwhile is an
+/// error, where a mapping would end this process (SIGBUS) or show zeros.
+///
+/// All members throw c10::Error with the path and the reason.
+class InputFile {
+ public:
+  explicit InputFile(std::string path);
+
+  /// The file's bytes when it was opened.
+  uint64_t size() const { return size_; }
+
+  /// Reads `bytes` bytes, beginning with the byte `at`.
+  void read(uint64_t at, void* to, size_t bytes) const;
+
+ private:
+  std::string path_;
+  Fd file_;
+  uint64_t size_ = 0;
+};
+
 /// Writes a whole file and returns once it is on the disk.
 FileSum write_whole_file(const std::string& path, const std::string& bytes);
 
@@ -48,7 +70,7 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes);
 /// process's number.
 std::string unique_suffix();
 
-/// Writes a file that appears whole or not at all: beside `path`, and then renamed.
+/// Writes a file that appears whole or not at all: under another name, and then renamed to `path`.
 ///
 /// \throws c10::Error, and the exceptions of `write`.
 void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
@@ -67,6 +89,9 @@ FileSum sum_of_file(const std::string& path);
 /// The path from the root, so that it names the same where the program goes to another working
 /// folder. Touches no file. \throws c10::Error  the working folder is gone.
 std::string absolute_path(const std::string& path);
+
+/// The folder that a file or a folder lies in.
+std::string folder_above(const std::string& path);
 
 /// The kind of thing that a path names.
 enum class PathKind { Nothing, File, Folder };

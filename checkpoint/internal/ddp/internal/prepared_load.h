@@ -22,7 +22,17 @@ struct PreparedLoad {
 /// Joins names as "a", "b" and "c": at most ten in quotation marks, then how many more there are.
 std::string quoted_names(const std::vector<std::string>& names);
 
-/// Returns the value of a dictionary's key; null for none.
+/// Returns the names of `all` that are not in `some`, in order.
+std::vector<std::string> names_without(
+    const std::vector<std::string>& all, const std::vector<std::string>& some);
+
+/// Writes "the file lacks the model's "a"; the model lacks the file's "b"" of `own` "the model" and
+/// `saved` "the file"; "" where no name is missing or additional.
+std::string lacking_names(
+    const std::string& own, const std::string& saved, const std::vector<std::string>& missing,
+    const std::vector<std::string>& additional);
+
+/// Returns the value of a dictionary's key; null for none, and in what is no dictionary.
 const c10::IValue* find_in(const c10::IValue& dict, const c10::IValue& key);
 
 }  // namespace ddp

@@ -14,7 +14,7 @@ namespace ddp {
 at::Tensor generator_state(at::Generator generator);
 void set_generator_state(at::Generator generator, const at::Tensor& state);
 
-/// Returns the states of this process's default generators: the CPU's, and those of GPUs in use.
+/// Returns the states of this process's default generators, of the CPU and of the GPUs in use.
 c10::IValue random_state();
 
 /// Checks such a state. Leaves out GPUs that this process does not have.
