@@ -103,10 +103,10 @@ TEST_CASE("steps are listed, and any of them can be loaded", "[checkpoint][ranks
     TORCH_CHECK(run.counter.count == 2 && run.samples == 2);
     return error_of([&] { checkpointer.load(3); });
   });
-  for (const auto& error : loaded) {
-    CHECK_THAT(error, ContainsText("expected a checkpoint of step 3 in " + folder.path()));
-    CHECK_THAT(error, ContainsText("got 1, 2, 10"));
-  }
+  CHECK_THAT(
+      loaded, Each(
+                  ContainsText("expected a checkpoint of step 3 in " + folder.path()) &&
+                  ContainsText("got 1, 2, 10")));
 }
 
 TEST_CASE("an empty or missing folder has nothing to load", "[checkpoint][ranks]") {

@@ -394,11 +394,10 @@ TEST_CASE("a skipped parameter is named by its full name", "[ranks][errors][ddp]
     model->forward(torch::ones({1, 2}));
     net[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 2})).sum().backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("without gradients for 2 of 4 parameters (0.weight, 0.bias) on every "
-                            "rank"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("without gradients for 2 of 4 parameters (0.weight, 0.bias) on every "
+                        "rank")));
 }
 
 }  // namespace ddp

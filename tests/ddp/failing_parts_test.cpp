@@ -194,10 +194,9 @@ TEST_CASE(
     all_reduce(sum, c10d::ReduceOp::SUM, self.group);  // the ranks' messages are in step
     return error + std::to_string(sum.item<int>());
   });
-  for (const auto& text : seen) {
-    CHECK_THAT(
-        text, Catch::Contains("an exception that is no std::exception") && Catch::EndsWith("2"));
-  }
+  CHECK_THAT(
+      seen,
+      Each(Catch::Contains("an exception that is no std::exception") && Catch::EndsWith("2")));
 }
 
 }  // namespace ddp::failing_parts

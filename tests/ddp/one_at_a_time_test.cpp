@@ -89,9 +89,7 @@ TEST_CASE("a failure ends waits in all groups of a pipeline", "[one_at_a_time][r
       },
       one_at_a_time());
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("F1 of stage 2") && ContainsText("no loss today"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("F1 of stage 2") && ContainsText("no loss today")));
 }
 
 }  // namespace ddp::testing

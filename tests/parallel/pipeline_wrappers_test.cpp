@@ -490,11 +490,10 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
         }
       },
       kLongTimeout);
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
-                   ContainsText("boom"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
+                  ContainsText("boom")));
   CHECK(*std::max_element(seconds.begin(), seconds.end()) < 20);
 }
 

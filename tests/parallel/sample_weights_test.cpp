@@ -323,13 +323,11 @@ TEST_CASE("gradients of models whose parts of the samples differ", "[ranks][weig
     const auto sum = functional::reduce_scatter(torch::cat({a.sum(0), b.sum(0)}), 0, self.group);
     sum.sum().backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Contains("expected the models of one backward pass through collectives to have the "
-                        "same parts of their samples on each rank with Reduction::SampleWeighted, "
-                        "got weights of "));
-  }
+  CHECK_THAT(
+      errors, Each(Catch::Contains(
+                  "expected the models of one backward pass through collectives to have the "
+                  "same parts of their samples on each rank with Reduction::SampleWeighted, "
+                  "got weights of ")));
 }
 
 }  // namespace ddp::sample_weights

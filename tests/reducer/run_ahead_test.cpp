@@ -274,9 +274,7 @@ TEST_CASE("sparse gradients over NCCL are refused at construction", "[ranks][ahe
       const Reducer reducer({{"table", testing::parameter(), true}}, group);
     });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("without sparse all-reduce, nccl, got \"table\""));
-  }
+  CHECK_THAT(errors, Each(ContainsText("without sparse all-reduce, nccl, got \"table\"")));
 }
 
 }  // namespace ddp

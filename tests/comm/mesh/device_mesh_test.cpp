@@ -156,11 +156,11 @@ TEST_CASE(
     });
     return error + (sum_of_ranks(self.group, self.rank) == 1 ? "" : " broken");
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("rank 0 calls it with {1, 2} of dp, tp and rank 1 with {2, 1} of dp, tp") &&
-                   !Contains("broken"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(
+          Contains("rank 0 calls it with {1, 2} of dp, tp and rank 1 with {2, 1} of dp, tp") &&
+          !Contains("broken")));
 }
 
 TEST_CASE("a mesh names axes that it lacks", "[comm][mesh][ranks][errors]") {

@@ -54,10 +54,10 @@ TEST_CASE("ranks that give a group different timeouts throw", "[comm][ranks][err
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     ddp::new_group({0, 1}, 10s + 5s * self.rank, self.group);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
-    CHECK_THAT(error, ContainsText("[0, 1] and 10000 ms") && ContainsText("[0, 1] and 15000 ms"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("new_group: expected all ranks to call it alike") &&
+                  ContainsText("[0, 1] and 10000 ms") && ContainsText("[0, 1] and 15000 ms")));
   for (const auto& error : errors_of_ranks(2, [](const Rank& self) {
          ddp::new_group({0, 1}, 0ms, self.group);
        })) {

@@ -143,9 +143,7 @@ TEST_CASE(
     TORCH_CHECK(one.item<float>() == 4);
     return error;
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("new_group: expected all ranks to call it alike")));
 }
 
 TEST_CASE(

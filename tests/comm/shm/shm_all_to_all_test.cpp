@@ -225,9 +225,7 @@ TEST_CASE("where sizes do not match no rank copies, in no round", "[shm][errors]
       },
       exchange_over_shm());
   CHECK(untouched == std::vector<int>(2, 2));
-  for (const auto& text : caught) {
-    CHECK_THAT(text, ContainsText("rank 1 sends 3145728 to rank 0, which expects 16"));
-  }
+  CHECK_THAT(caught, Each(ContainsText("rank 1 sends 3145728 to rank 0, which expects 16")));
 }
 
 TEST_CASE("splits that do not match fail the group's call on every rank", "[shm][errors]") {
@@ -241,9 +239,7 @@ TEST_CASE("splits that do not match fail the group's call on every rank", "[shm]
             self.group);
       },
       exchange_over_shm());
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("rank 0 sends 2 to rank 1, which expects 3"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("rank 0 sends 2 to rank 1, which expects 3")));
 }
 
 TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][errors]") {

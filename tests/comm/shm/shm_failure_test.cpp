@@ -78,13 +78,11 @@ TEST_CASE(
         self.group->allreduce_coalesced(t)->wait();
       },
       over_shm(20s));
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Matchers::Matches(".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
-                                 "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
-                                 "of sizes #(?!\\1).*"));
-  }
+  CHECK_THAT(
+      errors, Each(Catch::Matchers::Matches(
+                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
+                  "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
+                  "of sizes #(?!\\1).*")));
 }
 
 TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][errors]") {
@@ -170,12 +168,10 @@ TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][erro
         work->wait();
       },
       over_shm(20s));
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Matchers::Matches(
-            ".*but rank 0 called " + name + " and rank 1 all_reduce of 11 x Float, SUM. Call.*"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(Catch::Matchers::Matches(
+          ".*but rank 0 called " + name + " and rank 1 all_reduce of 11 x Float, SUM. Call.*")));
 }
 
 TEST_CASE("a call that shared memory carries on some ranks only throws at once", "[shm][errors]") {

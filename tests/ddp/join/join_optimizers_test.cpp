@@ -234,11 +234,10 @@ TEST_CASE("a sharded optimizer is an object of the join", "[ranks][join][errors]
         },
         JoinOptions().optimizers({&zero}));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("whole state each rank has, got a ZeroRedundancyOptimizer") &&
-                   ContainsText("ddp::join({model.get(), &optimizer}, body)"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("whole state each rank has, got a ZeroRedundancyOptimizer") &&
+                  ContainsText("ddp::join({model.get(), &optimizer}, body)")));
 }
 
 }  // namespace ddp::join_optimizers

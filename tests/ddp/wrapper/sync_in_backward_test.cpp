@@ -452,11 +452,10 @@ TEST_CASE("ranks that call sync_in_backward unequally often throw", "[ranks][err
       if (i + self.rank == 1) y.sum().backward();  // rank 0 leaves its first one out
     }
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("2 training forward passes came since the last reduced backward pass "
-                            "on rank 0 of 2"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("2 training forward passes came since the last reduced backward pass "
+                        "on rank 0 of 2")));
 }
 
 }  // namespace ddp

@@ -354,9 +354,7 @@ TEST_CASE("an overlapping optimizer refuses a model that was refreshed", "[zero]
     return errors;
   });
   for (const auto& of_rank : seen) {
-    for (const auto& error : of_rank) {
-      CHECK_THAT(error, ContainsText("expected the model as it was when this was made"));
-    }
+    CHECK_THAT(of_rank, Each(ContainsText("expected the model as it was when this was made")));
   }
 }
 
@@ -683,9 +681,7 @@ TEST_CASE("clipping throws where it would not reach all gradients", "[zero][erro
       }
     });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText(mode.overlap ? "Set overlap(false)" : "in a join()"));
-  }
+  CHECK_THAT(errors, Each(ContainsText(mode.overlap ? "Set overlap(false)" : "in a join()")));
 }
 
 TEST_CASE("a GradScaler throws in a join", "[zero][errors][ranks]") {
@@ -703,8 +699,7 @@ TEST_CASE("a GradScaler throws in a join", "[zero][errors][ranks]") {
       }
     });
   });
-  for (const auto& error : errors)
-    CHECK_THAT(error, ContainsText("expected every rank to unscale"));
+  CHECK_THAT(errors, Each(ContainsText("expected every rank to unscale")));
 }
 
 TEST_CASE(

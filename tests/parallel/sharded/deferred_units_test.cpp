@@ -277,7 +277,6 @@ TEST_CASE("ranks that drew other values learn it when they materialize", "[defer
     ddp::barrier(self.group);  // or one seeds the generator while the other repeats its draws
     ddp::materialize(*net);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, Contains("ColumnParallelLinear: expected the same random numbers on all"));
-  }
+  CHECK_THAT(
+      errors, Each(Contains("ColumnParallelLinear: expected the same random numbers on all")));
 }

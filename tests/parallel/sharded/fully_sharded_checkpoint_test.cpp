@@ -264,9 +264,7 @@ TEST_CASE("an LBFGS of shards is not saved", "[ranks][sharded][checkpoint][error
     checkpointer.add("model", model).add("optimizer", optimizer);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("expected one of LibTorch's Adam, AdamW, SGD, RMSprop"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("expected one of LibTorch's Adam, AdamW, SGD, RMSprop")));
 }
 
 TEST_CASE(

@@ -50,9 +50,7 @@ TEST_CASE("units over other ranks than the root's are refused", "[ranks][sharded
         torch::nn::Linear(2, 2), FullyShardedOptions().process_group(alone)));
     FullyShardedDataParallel model(net, over(self));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("to be cut over the same ranks, got others in 0"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("to be cut over the same ranks, got others in 0")));
 }
 
 TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sharded][errors]") {
@@ -93,9 +91,8 @@ TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
     net->push_back(block->up);
     FullyShardedDataParallel model(net, over(self));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0")));
 }
 
 TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
@@ -250,9 +247,7 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
         model->forward(torch::ones({1, 2})).sum().backward();
       },
       kLongTimeout);
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and other on rank 1 in forward 1")));
 }
 
 TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
@@ -397,11 +392,10 @@ TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sha
     step(3, true);
     return error_of<c10::Error>([&] { step(4, false); });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("expected gradients to be scaled alike on all ranks, got those"));
-    CHECK_THAT(error, ContainsText("ddp::clip_grad_norm_(*model, max_norm)"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("expected gradients to be scaled alike on all ranks, got those") &&
+                  ContainsText("ddp::clip_grad_norm_(*model, max_norm)")));
   CHECK(errors[0] == errors[1]);
 }
 

@@ -214,9 +214,8 @@ TEST_CASE("values of whole parameters keep the views that they need", "[ranks][s
     unit->forward(x).sum().backward();  // with other memory
     y.backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("expected gradients of the root while its parameters are whole") &&
-                   ContainsText("Run its backward before they end."));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("expected gradients of the root while its parameters are whole") &&
+                  ContainsText("Run its backward before they end.")));
 }
