@@ -46,7 +46,7 @@ std::vector<Outcome> load_on(
       run.add_to(checkpointer);
     }
     outcome.error = error_of([&] { outcome.step = checkpointer.load_latest().value_or(-1); });
-    outcome.unchanged = are_equal(run.values(), before);
+    outcome.unchanged = all_equal(run.values(), before);
     outcome.warnings = warnings.texts;
     ddp::barrier(self.group);  // the group stays usable after any error
     return outcome;

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -9,6 +10,8 @@
 namespace ddp {
 namespace {
 
+using testing::flattened;
+using testing::gradients_of;
 using testing::in;
 using testing::Rank;
 using testing::run_ranks;
@@ -46,18 +49,6 @@ class NormNetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(NormNet);
 
-at::Tensor flat(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  for (const auto& t : tensors) parts.push_back(t.detach().flatten());
-  return torch::cat(parts);
-}
-
-at::Tensor flat_gradients(torch::nn::Module& module) {
-  std::vector<at::Tensor> parts;
-  for (const auto& p : module.parameters()) parts.push_back(p.grad());
-  return flat(parts);
-}
-
 }  // namespace
 
 TEST_CASE("ranks train as one process with the whole batch", "[ranks][ddp][many]") {
@@ -91,11 +82,11 @@ TEST_CASE("ranks train as one process with the whole batch", "[ranks][ddp][many]
       loss_of(model->forward(x)).backward();
       optimizer.step();
     }
-    return flat(net->parameters());
+    return flattened(net->parameters());
   });
   for (const auto& parameters : trained) {
     CHECK(torch::equal(parameters, trained[0]));  // replicas, bit for bit
-    CHECK(torch::allclose(parameters, flat(whole->parameters()), 1e-4, 1e-6));
+    CHECK(torch::allclose(parameters, flattened(whole->parameters()), 1e-4, 1e-6));
   }
 }
 
@@ -109,7 +100,7 @@ TEST_CASE("construction gives all ranks rank 0's parameters and buffers", "[rank
     DistributedDataParallel model(net, in(self).init_sync(init_sync));
     auto state = net->parameters();
     state.push_back(net->counter);
-    return flat(state);
+    return flattened(state);
   });
   CHECK(torch::equal(states[0], states[1]) == init_sync);
   CHECK(torch::equal(states[0], states[2]) == init_sync);
@@ -210,14 +201,14 @@ TEST_CASE("a clone is a copy of the wrapped module without the wrapper", "[ranks
     train();
     const std::shared_ptr<CloneableNetImpl> copy = model->snapshot();
     const auto plain = model->clone();
-    const auto before = flat(net->parameters());
+    const auto before = flattened(net->parameters());
     train();
     std::vector<int> right{
-        !torch::equal(flat(net->parameters()), before),
-        torch::equal(flat(copy->parameters()), before),
+        !torch::equal(flattened(net->parameters()), before),
+        torch::equal(flattened(copy->parameters()), before),
         copy->passes.item<int>() == 1,
         net->passes.item<int>() == 2,
-        torch::equal(flat(plain->parameters()), before),
+        torch::equal(flattened(plain->parameters()), before),
         copy->parameters()[0].scalar_type() == at::kFloat,
         plain->named_parameters().keys() == net->named_parameters().keys()};
     // On one rank alone: clone() is not collective.
@@ -253,7 +244,7 @@ TEST_CASE("two forwards before a backward work with BatchNorm", "[ranks][ddp]") 
     const auto a = model->forward(torch::randn({8, 4}, generator));
     const auto b = model->forward(torch::randn({8, 4}, generator));
     (a.pow(2).sum() + b.pow(2).sum()).backward();
-    return flat_gradients(*net);
+    return flattened(gradients_of(*net));
   });
   CHECK(torch::equal(gradients[0], gradients[1]));
   CHECK(gradients[0].abs().sum().item<float>() > 0);
@@ -333,7 +324,7 @@ TEST_CASE("forward passes without backward do not matter", "[ranks][ddp]") {
     const auto x = torch::ones({2, 6}) * (self.rank + 1);
     for (int i = 0; i < 3; ++i) model->forward(x);
     model->forward(x).sum().backward();
-    return flat_gradients(*net);
+    return flattened(gradients_of(*net));
   });
   CHECK(torch::equal(gradients[0], gradients[1]));
 }

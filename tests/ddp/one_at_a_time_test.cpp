@@ -18,11 +18,7 @@
 namespace ddp::testing {
 namespace {
 
-RanksOptions one_at_a_time() {
-  RanksOptions options;
-  options.backend = register_one_at_a_time();
-  return options;
-}
+RanksOptions one_at_a_time() { return testing::over(register_one_at_a_time()); }
 
 }  // namespace
 

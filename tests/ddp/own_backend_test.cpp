@@ -48,11 +48,9 @@ void register_once() {
   }();
 }
 
-RanksOptions over(const std::string& backend) {
+RanksOptions registered_over(const std::string& backend) {
   register_once();
-  RanksOptions options;
-  options.backend = backend;
-  return options;
+  return testing::over(backend);
 }
 
 std::vector<at::Tensor> trained_over(const std::string& backend) {
@@ -75,7 +73,7 @@ std::vector<at::Tensor> trained_over(const std::string& backend) {
         }
         return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
       },
-      over(backend));
+      registered_over(backend));
 }
 
 }  // namespace
@@ -100,7 +98,7 @@ TEST_CASE("two backends whose names c10d does not know share a group", "[own_bac
                 ? "waits"
                 : "does not wait"};
       },
-      over("cpu:relay,toy:toy_relay"));
+      registered_over("cpu:relay,toy:toy_relay"));
   const std::vector<std::string> expected{
       "relay_of_a_plugin", "toy", "relay_of_a_plugin", "does not wait", "waits"};
   CHECK(names[0] == expected);
@@ -243,7 +241,7 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
         counts.push_back(backend.allocated);
         return counts;
       },
-      over("late_memory"));
+      registered_over("late_memory"));
   for (const auto& counts : allocated) {
     CHECK((counts[0] > 0) == init_sync);
     CHECK(counts[1] > counts[0]);  // the buckets of the final order
@@ -276,7 +274,7 @@ TEST_CASE("every rank of the parent has a part in making a group", "[own_backend
         const auto by_color = split_group(self.rank == 1 ? -1 : 0, -self.rank, self.group);
         return 0;
       },
-      over("splitting"));
+      registered_over("splitting"));
   using Parts = std::vector<std::string>;
   CHECK(parts_in_groups[0] == Parts{"makes 0 2", "sits out", "makes 2 0"});
   CHECK(parts_in_groups[1] == Parts{"sits out", "sits out", "sits out"});

@@ -79,8 +79,7 @@ TEST_CASE("stats() has the actions of the schedule, and write_trace a row a stag
     if (all.steps[3].actions.at(1).begin_ms <= 0) return "gathered";
     const TemporaryFolder folder;
     ddp::write_trace(folder.file("trace.json"), all);
-    std::ifstream file(folder.file("trace.json"));
-    std::string trace{std::istreambuf_iterator<char>(file), {}};
+    const auto trace = read_bytes(folder.file("trace.json"));
     const auto count = [&](const std::string& text) {
       int64_t found = 0;
       for (auto at = trace.find(text); at != std::string::npos; at = trace.find(text, at + 1)) {

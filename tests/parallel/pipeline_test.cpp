@@ -54,8 +54,8 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
     double largest = run.train(9, 0);
     const auto gradients = [&] {
       std::vector<at::Tensor> all;
-      for (const auto& p : run.pipeline.parameters()) all.push_back(p.grad().clone());
-      return all;
+      for (const auto& p : run.pipeline.parameters()) all.push_back(p.grad());
+      return copies_of(all);
     };
     const auto before = gradients();
     for (const int64_t rows : {8, 3, 1}) {
@@ -67,7 +67,7 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
       }
       if (output.defined()) {
         const torch::NoGradGuard no_grad;
-        largest = std::max(largest, largest_difference({run.whole.forward(batch.input)}, {output}));
+        largest = std::max(largest, difference(run.whole.forward(batch.input), output));
       }
     }
     return std::max({largest, largest_difference(before, gradients()), run.train(8, 1)});

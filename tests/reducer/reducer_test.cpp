@@ -57,8 +57,7 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
 }
 
 TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
-  testing::RanksOptions options;
-  options.backend = "shm";
+  const auto options = testing::over("shm");
   const auto gradients = run_ranks<std::vector<at::Tensor>>(
       3,
       [](const Rank& self) {

@@ -25,11 +25,7 @@ using testing::Trainer;
 using testing::Warnings;
 
 /// A short timeout: a test waits so long for collectives that never end.
-testing::RanksOptions short_timeout() {
-  testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(8);
-  return options;
-}
+const testing::RanksOptions kShortTimeout{std::chrono::seconds(8)};
 
 /// The error text that `rank_0` returns on rank 0, while rank 1's forward threw and rank 1 does
 /// nothing more.
@@ -47,7 +43,7 @@ std::string error_after_peer_threw(const std::function<std::string(Trainer&)>& r
           self.wait_until_others_end();
         }
       },
-      short_timeout());
+      kShortTimeout);
   CHECK(errors == std::vector<std::string>(2));
   return text;
 }

@@ -269,8 +269,7 @@ TEST_CASE(
 TEST_CASE(
     "a collective that a rank leaves out throws within the group's timeout",
     "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   std::vector<double> seconds(2, 0);
   const auto errors = errors_of_ranks(
       2,
@@ -300,8 +299,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a recv without a send throws within the group's timeout", "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {

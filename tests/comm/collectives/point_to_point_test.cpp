@@ -59,8 +59,7 @@ TEST_CASE("c10d's own send and recv can be polled too", "[comm][ranks]") {
 }
 
 TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -235,8 +234,7 @@ TEST_CASE("a send ends once it is received, whatever its size", "[comm][ranks]")
 TEST_CASE("ranks that send to each other first are told so", "[comm][ranks][errors]") {
   const int64_t numel = GENERATE(kShort, kLong);
   CAPTURE(numel);
-  ddp::testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(6);  // ranks report waits of two
+  const ddp::testing::RanksOptions options{std::chrono::seconds(6)};  // ranks report waits of two
   const auto errors = ddp::testing::errors_of_ranks(
       2,
       [&](const Rank& self) {

@@ -14,9 +14,8 @@ using ddp::testing::Rank;
 using namespace std::chrono_literals;
 
 TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][monitor]") {
-  ddp::testing::RanksOptions options;
   // Ranks report where they wait after two seconds, and some begin later.
-  options.collective_timeout = 6s;
+  const ddp::testing::RanksOptions options{6s};
   const auto errors = errors_of_ranks(
       4,
       [](const Rank& self) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cuda_world.h"
+#include "support/compare.h"
 
 namespace ddp_cuda_world {
 
@@ -49,9 +50,7 @@ Sharded make_sharded(const ddp::FullyShardedOptions& options) {
 /// The whole model, on every rank.
 at::Tensor gathered(Sharded& model) {
   const ddp::SummonFullParams whole(*model);
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : model->parameters()) parameters.push_back(p.detach().flatten().clone());
-  return torch::cat(parameters);
+  return flattened(model->parameters());
 }
 
 void shard_model(const ddp::FullyShardedOptions& options, double tolerance = 1e-5) {

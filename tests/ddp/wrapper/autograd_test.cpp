@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -11,17 +12,11 @@ namespace ddp {
 namespace {
 
 using testing::in;
+using testing::make_linear;
 using testing::Rank;
 using testing::run_ranks;
 
 using Gradients = std::vector<float>;
-
-torch::nn::Linear make_linear(int64_t inputs) {
-  torch::nn::Linear net(torch::nn::LinearOptions(inputs, 1).bias(false));
-  torch::NoGradGuard no_grad;
-  net->weight.fill_(1);
-  return net;
-}
 
 float first_gradient(const torch::nn::Linear& net) {
   return net->weight.grad()[0][0].item<float>();

@@ -10,7 +10,9 @@
 
 #include "ddp/one_weight.h"
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -18,6 +20,7 @@
 namespace ddp {
 namespace {
 
+using testing::all_close;
 using testing::error_of;
 using testing::errors_of_ranks;
 using testing::in;
@@ -43,9 +46,7 @@ torch::nn::Sequential make_double_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::Linear(5, 2), torch::nn::Tanh());
   net->to(torch::kDouble);
-  const torch::NoGradGuard no_grad;
-  double seed = 0;
-  for (auto& p : net->parameters()) p.copy_(values(p.sizes(), ++seed));
+  testing::set_waves(*net, {1.7, 0.61, 0.61});
   return net;
 }
 
@@ -98,13 +99,6 @@ std::vector<at::Tensor> train_alone(const std::vector<std::vector<int64_t>>& row
     optimizer.step();
   }
   return net->parameters();
-}
-
-bool all_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::allclose(a[i], b[i], 1e-12, 1e-12)) return false;
-  }
-  return a.size() == b.size();
 }
 
 }  // namespace

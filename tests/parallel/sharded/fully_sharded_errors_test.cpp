@@ -12,6 +12,7 @@
 
 #include "parallel/sharded/sharded_net.h"
 #include "parallel/sharded/unit_number.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -157,8 +158,7 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
     use.options = over(self);
     NetRun run(self, use);
     run.loss(1).backward();
-    std::vector<at::Tensor> before;
-    for (const auto& p : run.model->parameters()) before.push_back(p.grad().clone());
+    const auto before = gradients_of(*run.model);
     const auto text = error_of<std::exception>([&] {
       if (in_backward) {
         auto x = net_input(use, 2, 0, self.rank).requires_grad_();
@@ -170,20 +170,11 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
       }
     });
     TORCH_CHECK(!text.empty());
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto p = run.model->parameters()[i];
-      TORCH_CHECK(p.sizes() == before[i].sizes() && at::equal(p.grad(), before[i]));
-    }
+    for (const auto& p : run.model->parameters()) TORCH_CHECK(p.sizes() == p.grad().sizes());
+    TORCH_CHECK(all_equal(gradients_of(*run.model), before));
     for (auto& p : run.model->parameters()) p.mutable_grad().reset();
     run.loss(1).backward();
-    double largest = 0;
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto grad = run.model->parameters()[i].grad();
-      if (grad.numel() > 0) {
-        largest = std::max(largest, (grad - before[i]).abs().max().item<double>());
-      }
-    }
-    return largest;
+    return largest_difference(gradients_of(*run.model), before);
   });
   for (const auto largest : distances) CHECK(largest < 1e-14);
 }

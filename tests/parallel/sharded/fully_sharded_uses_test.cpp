@@ -156,7 +156,7 @@ TORCH_MODULE(Writer);
 Writer drawn_writer() {
   Writer writer;
   writer->to(torch::kDouble);
-  NetImpl<Block>::draw(*writer, 7);
+  draw_normal(*writer, 0.5, 7);
   return writer;
 }
 
