@@ -295,20 +295,6 @@ TEST_CASE("a wait names the action, the stage and the rank that it waits for", "
       ContainsText("F0 of stage 1, from stage 0 on rank 0 of 2 failed on rank 1 of 2: "));
 }
 
-/// Stands still in one of its forwards, as a process that is stopped.
-struct StandingImpl : torch::nn::Module {
-  explicit StandingImpl(std::function<void()> stand)
-      : layer(register_module("layer", Layer(0))), stand(std::move(stand)) {}
-  at::Tensor forward(const at::Tensor& x) {
-    if (stand && forwards++ == 2) stand();
-    return layer->forward(x);
-  }
-  Layer layer;
-  std::function<void()> stand;
-  int64_t forwards = 0;
-};
-TORCH_MODULE(Standing);
-
 TEST_CASE("a stage that stands still ends the others soon after the timeout", "[errors]") {
   constexpr std::chrono::seconds kTimeout(4);
   std::vector<double> seconds(3);
@@ -316,9 +302,13 @@ TEST_CASE("a stage that stands still ends the others soon after the timeout", "[
       3,
       [&](const Rank& self) {
         const auto mesh = ddp::init_device_mesh({3, 1, 1}, {"pp", "dp", "tp"}, self.group);
-        const auto stand = [&] { self.wait_until_others_end(); };
+        // Stands still in one of its forwards, as a process that is stopped.
+        const RunLayer layer(0, [&, forwards = 0](Layer& own, const at::Tensor& x) mutable {
+          if (self.rank == 1 && forwards++ == 2) self.wait_until_others_end();
+          return own->forward(x);
+        });
         ddp::PipelineStage pipeline(
-            Standing(self.rank == 1 ? stand : std::function<void()>()), self.rank, 3, pipeline_loss,
+            layer, self.rank, 3, pipeline_loss,
             ddp::PipelineOptions().process_group(mesh.group("pp")));
         const auto batch = pipeline_batch(8, 0);
         std::vector<at::Tensor> inputs;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -40,6 +41,17 @@ struct LayerImpl : torch::nn::Module {
   torch::nn::Linear fc;
 };
 TORCH_MODULE(Layer);
+
+/// Layer k, whose forward is `run`.
+struct RunLayerImpl : torch::nn::Module {
+  using Run = std::function<at::Tensor(Layer& layer, const at::Tensor& x)>;
+  RunLayerImpl(int64_t k, Run run)
+      : layer(register_module("layer", Layer(k))), run(std::move(run)) {}
+  at::Tensor forward(const at::Tensor& x) { return run(layer, x); }
+  Layer layer;
+  Run run;
+};
+TORCH_MODULE(RunLayer);
 
 struct PipelineBatch {
   at::Tensor input, target;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/tensors.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -238,12 +239,7 @@ TEST_CASE("bad lists are errors before anything is sent", "[comm][ranks][errors]
   }));
   CAPTURE(message);
   const auto errors = errors_of_ranks(2, [call = call](const Rank& self) {
-    std::string error;
-    try {
-      call(self.group);
-    } catch (const c10::ValueError& caught) {
-      error = caught.what_without_backtrace();
-    }
+    const auto error = ddp::testing::error_of<c10::ValueError>([&] { call(self.group); });
     auto tensor = filled(1);
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");

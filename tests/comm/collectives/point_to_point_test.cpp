@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -86,11 +87,7 @@ TEST_CASE(
     if (self.rank == 0) {
       const auto work = ddp::recv_async(tensor, 1, 0, self.group);
       TORCH_CHECK(!work->isCompleted());
-      try {
-        work->wait(100ms);
-      } catch (const std::exception& caught) {
-        error = caught.what();
-      }
+      error = ddp::testing::error_of([&] { work->wait(100ms); });
       // The work is dropped here, while its thread waits for a message that is never sent.
     }
     const auto start = Clock::now();

@@ -17,8 +17,8 @@
 
 using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::over;
 using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
 using namespace std::chrono_literals;
 

@@ -18,8 +18,8 @@
 
 using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::over;
 using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
 using ddp::testing::timed_error_of;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;

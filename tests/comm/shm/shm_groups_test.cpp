@@ -26,8 +26,8 @@ namespace {
 using c10d::ReduceOp;
 using testing::error_of;
 using testing::errors_of_ranks;
+using testing::over;
 using testing::Rank;
-using testing::RanksOptions;
 using testing::run_ranks;
 using testing::timed_error_of;
 using namespace std::chrono_literals;

@@ -16,8 +16,8 @@ namespace ddp::shm_messages_test {
 namespace {
 
 using testing::errors_of_ranks;
+using testing::over;
 using testing::Rank;
-using testing::RanksOptions;
 using testing::run_ranks;
 using testing::timed_error_of;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;

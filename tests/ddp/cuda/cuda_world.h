@@ -31,7 +31,7 @@ inline Net make_net(bool normalizes = false) {
   if (normalizes) net->push_back(torch::nn::BatchNorm1d(32));
   net->push_back(torch::nn::Tanh());
   net->push_back(torch::nn::Linear(32, 5));
-  testing::draw_normal(*net, 0.3);
+  ddp::testing::draw_normal(*net, 0.3);
   net->to(kGpu);
   return net;
 }

@@ -22,6 +22,28 @@ using namespace ddp::testing;
 using ddp::FullyShardedDataParallel;
 using ddp::FullyShardedOptions;
 
+namespace {
+
+using Layer = FullyShardedDataParallel<torch::nn::Linear>;
+using Order = std::vector<size_t>;
+
+/// Units of equal size, whose gathers and reductions fit to each other.
+struct Units : torch::nn::Module {
+  explicit Units(const FullyShardedOptions& options) {
+    for (const char* name : {"one", "two", "three"}) {
+      layers.push_back(register_module(name, Layer(torch::nn::Linear(4, 4), options)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto i : order) x = layers[i]->forward(x);
+    return x;
+  }
+  Order order{0, 1, 2};
+  std::vector<Layer> layers;
+};
+
+}  // namespace
+
 TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     NetUse use;
@@ -220,25 +242,13 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
-        struct Two : torch::nn::Module {
-          explicit Two(const Rank& of) : rank(of.rank) {
-            for (const char* name : {"one", "other"}) {
-              units.push_back(register_module(
-                  name,
-                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), over(of))));
-            }
-          }
-          at::Tensor forward(const at::Tensor& x) {
-            return units[static_cast<size_t>(rank)]->forward(x);
-          }
-          int rank;
-          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
-        };
-        FullyShardedDataParallel model(std::make_shared<Two>(self), over(self));
-        model->forward(torch::ones({1, 2})).sum().backward();
+        const auto net = std::make_shared<Units>(over(self));
+        net->order = {static_cast<size_t>(self.rank)};
+        FullyShardedDataParallel model(net, over(self));
+        model->forward(torch::ones({1, 4})).sum().backward();
       },
       kLongTimeout);
-  CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and other on rank 1 in forward 1")));
+  CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and two on rank 1 in forward 1")));
 }
 
 TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
@@ -249,28 +259,10 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
   const auto errors = errors_of_ranks(
       2,
       [at_step = at_step, left_out = left_out](const Rank& self) {
-        // Units of equal size, whose gathers and reductions fit to each other.
-        struct Three : torch::nn::Module {
-          explicit Three(const FullyShardedOptions& options) {
-            for (const char* name : {"one", "two", "three"}) {
-              units.push_back(register_module(
-                  name,
-                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(4, 4), options)));
-            }
-          }
-          at::Tensor forward(at::Tensor x) {
-            for (size_t i = 0; i < units.size(); ++i) {
-              if (i != left_out) x = units[i]->forward(x);
-            }
-            return x;
-          }
-          size_t left_out = 3;
-          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
-        };
-        const auto net = std::make_shared<Three>(over(self));
+        const auto net = std::make_shared<Units>(over(self));
         FullyShardedDataParallel model(net, over(self));
         for (int step = 0; step < 5; ++step) {
-          if (step == at_step && self.rank == 1) net->left_out = left_out;
+          if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
           model->forward(torch::ones({1, 4})).sum().backward();
         }
       },
@@ -293,24 +285,6 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
 }
 
 namespace {
-
-using Layer = FullyShardedDataParallel<torch::nn::Linear>;
-using Order = std::vector<size_t>;
-
-/// Units of equal size, whose gathers and reductions fit to each other.
-struct Units : torch::nn::Module {
-  explicit Units(const FullyShardedOptions& options) {
-    for (const char* name : {"one", "two", "three"}) {
-      layers.push_back(register_module(name, Layer(torch::nn::Linear(4, 4), options)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto i : order) x = layers[i]->forward(x);
-    return x;
-  }
-  Order order{0, 1, 2};
-  std::vector<Layer> layers;
-};
 
 /// \param orders  of the units in the last of the steps, by rank.
 /// \param root  whether one unit has the others.
