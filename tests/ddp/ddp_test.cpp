@@ -10,11 +10,7 @@
 namespace ddp {
 namespace {
 
-using testing::flattened;
-using testing::gradients_of;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Weights that depend on `seed` alone: all rank-threads share torch's global generator.
 template <typename M>
@@ -222,7 +218,7 @@ TEST_CASE("a clone is a copy of the wrapped module without the wrapper", "[ranks
   for (const auto& of_rank : right) {
     for (const int is_right : of_rank) CHECK(is_right == 1);
   }
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     DistributedDataParallel model(NormNet(), in(self));
     model->clone();
   });
@@ -379,7 +375,7 @@ TEST_CASE("sparse embeddings are recognised", "[ranks][ddp]") {
 }
 
 TEST_CASE("a skipped parameter is named by its full name", "[ranks][errors][ddp]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 1));
     DistributedDataParallel model(net, in(self));
     model->forward(torch::ones({1, 2}));

@@ -14,10 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 struct Fit {
   std::vector<at::Tensor> parameters;
@@ -58,7 +55,7 @@ void fit(torch::nn::Sequential& net, int steps, Fit& seen, const LossWithBackwar
       return run();
     });
   }
-  seen.parameters = testing::copies_of(net->parameters());
+  seen.parameters = copies_of(net->parameters());
 }
 
 enum class Loss { Own, Averaged };
@@ -96,9 +93,9 @@ TEST_CASE("LBFGS with the averaged loss equals one process", "[ranks][ddp]") {
   });
   for (const auto& of_rank : fits) {
     CHECK(of_rank.closures == alone.closures);
-    CHECK(testing::all_equal(of_rank.parameters, fits[0].parameters));
+    CHECK(all_equal(of_rank.parameters, fits[0].parameters));
     // The order of sums differs: 1e-13 after 28 passes.
-    CHECK(testing::all_close(of_rank.parameters, alone.parameters, 0, 1e-10));
+    CHECK(all_close(of_rank.parameters, alone.parameters, 0, 1e-10));
   }
 }
 

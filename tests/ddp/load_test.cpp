@@ -16,11 +16,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_equal;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Two layers, and a third that only some forwards use.
 class LayersImpl : public torch::nn::Module {

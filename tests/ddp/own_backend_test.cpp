@@ -26,17 +26,13 @@ namespace ddp {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::error_of;
-using testing::Rank;
-using testing::RanksOptions;
-using testing::Relay;
-using testing::run_ranks;
+using namespace testing;
 
 thread_local const char* variable = "";  // of a rank, which is a thread
 
 BackendDescription relay(std::string own_name, std::vector<c10::DeviceType> devices) {
   return BackendDescription().devices(std::move(devices)).make([own_name](const BackendSetup& s) {
-    return c10::make_intrusive<Relay>(own_name, testing::make_loopback(s));
+    return c10::make_intrusive<Relay>(own_name, make_loopback(s));
   });
 }
 
@@ -50,7 +46,7 @@ void register_once() {
 
 RanksOptions registered_over(const std::string& backend) {
   register_once();
-  return testing::over(backend);
+  return over(backend);
 }
 
 std::vector<at::Tensor> trained_over(const std::string& backend) {
@@ -63,7 +59,7 @@ std::vector<at::Tensor> trained_over(const std::string& backend) {
           const torch::NoGradGuard no_grad;
           for (auto& p : net->parameters()) p.uniform_(-1, 1, generator);
         }
-        DistributedDataParallel<torch::nn::Sequential> model(net, testing::in(self));
+        DistributedDataParallel<torch::nn::Sequential> model(net, in(self));
         torch::optim::SGD optimizer(model->parameters(), 0.05);
         for (int step = 0; step < 5; ++step) {
           optimizer.zero_grad();
@@ -232,8 +228,7 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
       2,
       [&](const Rank& self) {
         torch::nn::Linear net(4, 8);
-        DistributedDataParallel<torch::nn::Linear> model(
-            net, testing::in(self).init_sync(init_sync));
+        DistributedDataParallel<torch::nn::Linear> model(net, in(self).init_sync(init_sync));
         const auto& backend =
             dynamic_cast<LateMemory&>(*self.group->getBackend(c10::DeviceType::CPU));
         std::vector<int> counts{backend.allocated};

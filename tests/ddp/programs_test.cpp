@@ -22,10 +22,7 @@
 namespace ddp::programs {
 namespace {
 
-using testing::flattened;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // A policy over two actions: action 0 is right where the first number is above 0.
 class PolicyImpl : public torch::nn::Cloneable<PolicyImpl> {

@@ -15,11 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_equal;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 
@@ -27,7 +23,7 @@ torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 16), torch::nn::ReLU(),
       torch::nn::Linear(16, 4));
-  testing::draw_normal(*net, 0.3);
+  draw_normal(*net, 0.3);
   return net;
 }
 
@@ -132,12 +128,12 @@ TEST_CASE("all ranks step the same parameters when a pass throws", "[ranks][step
       const auto y = model->forward(torch::ones({5, 8}));
       // In the third step, rank 1's loss depends on the first layer alone.
       const bool astray = step == 2 && self.rank == 1;
-      const auto error = testing::error_of<c10::Error>([&] {
+      const auto error = error_of<c10::Error>([&] {
         (astray ? net->parameters()[0].sum() + 0 * y.detach().sum() : y.square().sum()).backward();
       });
       if (!error.empty()) outcome.error = error;
     }
-    outcome.parameters = testing::copies_of(net->parameters());
+    outcome.parameters = copies_of(net->parameters());
     return outcome;
   });
   CHECK_THAT(
@@ -148,7 +144,7 @@ TEST_CASE("all ranks step the same parameters when a pass throws", "[ranks][step
 
 TEST_CASE("a single rank can train after a backward pass that threw", "[ranks][step]") {
   const auto weights = run_ranks<std::vector<float>>(1, [](const Rank& self) {
-    auto net = testing::make_linear();
+    auto net = make_linear();
     DistributedDataParallel model(net, in(self));
     model->step_in_backward(std::make_shared<torch::optim::SGD>(net->parameters(), 0.25));
     std::vector<float> seen;
@@ -171,7 +167,7 @@ TEST_CASE("a single rank can train after a backward pass that threw", "[ranks][s
 TEST_CASE("a leftover step() after backward is warned of", "[ranks][step]") {
   const std::string kind = GENERATE("sgd", "adam");
   const bool leftover = GENERATE(false, true);
-  const testing::WarnAlways always;
+  const WarnAlways always;
   const auto counts = run_ranks<int>(1, [&](const Rank& self) {
     auto net = make_net();
     DistributedDataParallel model(net, in(self).bucket_cap_mb(0.0003));
@@ -179,7 +175,7 @@ TEST_CASE("a leftover step() after backward is warned of", "[ranks][step]") {
     if (kind == "sgd") optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 0.01);
     if (kind == "adam") optimizer = std::make_shared<torch::optim::Adam>(net->parameters());
     model->step_in_backward(optimizer);
-    const testing::Warnings warnings;
+    const Warnings warnings;
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
       model->forward(torch::ones({5, 8})).square().sum().backward();

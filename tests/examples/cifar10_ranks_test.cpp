@@ -18,14 +18,7 @@ namespace {
 using cifar10::Net;
 using cifar10::NetOptions;
 using cifar10::Training;
-using ddp::testing::all_equal;
-using ddp::testing::copies_of;
-using ddp::testing::error_of;
-using ddp::testing::largest_difference;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::state_of;
-using ddp::testing::TemporaryFolder;
+using namespace ddp::testing;
 using examples::LabeledImages;
 
 constexpr int64_t kClasses = 10;

@@ -17,12 +17,7 @@
 namespace ddp::sample_weights {
 namespace {
 
-using testing::error_of;
-using testing::gradients_of;
-using testing::in;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr int64_t kWidth = 4;
 using Rows = std::vector<int64_t>;  // by rank
@@ -59,7 +54,7 @@ class NormalizedImpl : public torch::nn::Module {
     register_module("blocks", blocks);
     last = register_module("last", torch::nn::Linear(6, 1));
     to(at::kDouble);
-    testing::set_waves(*this);
+    set_waves(*this);
   }
   at::Tensor forward(const at::Tensor& x) {
     return last(checkpoints_ ? checkpoint(blocks, x) : blocks->forward(x)).squeeze(1);
@@ -112,7 +107,7 @@ at::Tensor contrastive(const at::Tensor& z, const Rows& rows, const Rank& self) 
 torch::nn::Linear embedding() {
   torch::nn::Linear net(kWidth, 3);
   net->to(at::kDouble);
-  testing::set_waves(*net);
+  set_waves(*net);
   return net;
 }
 
@@ -308,7 +303,7 @@ TEST_CASE("a gradient penalty through a gathered embedding", "[ranks][weights][m
 }
 
 TEST_CASE("gradients of models whose parts of the samples differ", "[ranks][weights][errors]") {
-  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     DistributedDataParallel first(embedding(), weighted(self)), second(embedding(), weighted(self));
     const auto rows = self.rank == 0 ? 3 : 1;
     const auto a = first->forward(torch::ones({rows, kWidth}, at::kDouble));

@@ -20,11 +20,7 @@
 namespace ddp::fused_test {
 namespace {
 
-using testing::error_of;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
+using namespace testing;
 
 using Tensors = std::vector<at::Tensor>;
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
@@ -311,7 +307,7 @@ TEST_CASE("ZeRO, step_in_backward and schedules take fused optimizers", "[optim]
     DistributedDataParallel<torch::nn::Sequential> model(
         net, DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb(0.0001));
     optimize(model);
-    return testing::copies_of(net->parameters());
+    return copies_of(net->parameters());
   };
   const auto backward = [](auto& model, int step) {
     model->forward(wave({3, 4}, step).to(torch::kFloat)).square().sum().backward();

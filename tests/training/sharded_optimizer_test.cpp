@@ -21,11 +21,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
+using namespace testing;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
@@ -36,7 +32,7 @@ constexpr int kPlain = 0;  // the optimizer without sharding
 
 Net wavy_net(int64_t hidden) {
   Net net(torch::nn::Linear(5, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
-  testing::set_waves(*net, {1, 1, 0});
+  set_waves(*net, {1, 1, 0});
   return net;
 }
 
@@ -63,7 +59,7 @@ struct ShardedRun {
 
   void clear() { zero_grad(*optimizer); }
 
-  Tensors values() const { return testing::copies_of(net->parameters()); }
+  Tensors values() const { return copies_of(net->parameters()); }
 
   Net net;
   DistributedDataParallel<Net> model;

@@ -9,12 +9,7 @@
 #include "support/catch.h"
 
 using c10d::ReduceOp;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::filled;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
-using ddp::testing::strided;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {}  // namespace
@@ -424,7 +419,7 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
        "monitored_barrier: expected a timeout of more than 0 ms"},
   }));
   const auto errors = errors_of_ranks(2, [call = call](const Rank& self) {
-    const auto error = ddp::testing::error_of<c10::ValueError>([&] { call(self.group); });
+    const auto error = error_of<c10::ValueError>([&] { call(self.group); });
     auto tensor = filled(1);
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");

@@ -9,11 +9,7 @@
 #include "support/catch.h"
 
 using c10d::ReduceOp;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::filled;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::strided;
+using namespace ddp::testing;
 using Tensors = std::vector<at::Tensor>;
 
 namespace {
@@ -239,7 +235,7 @@ TEST_CASE("bad lists are errors before anything is sent", "[comm][ranks][errors]
   }));
   CAPTURE(message);
   const auto errors = errors_of_ranks(2, [call = call](const Rank& self) {
-    const auto error = ddp::testing::error_of<c10::ValueError>([&] { call(self.group); });
+    const auto error = error_of<c10::ValueError>([&] { call(self.group); });
     auto tensor = filled(1);
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");

@@ -23,10 +23,7 @@
 namespace {
 
 using Catch::Matchers::Contains;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using Op = c10d::ReduceOp;
 
 /// Rows of 3 elements that depend on rank and position.

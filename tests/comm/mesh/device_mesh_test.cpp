@@ -14,10 +14,7 @@
 using Catch::Matchers::Contains;
 using ddp::DeviceMesh;
 using ddp::init_device_mesh;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 namespace {
 
@@ -207,7 +204,7 @@ TEST_CASE(
         ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group(self.rank == 1 ? "dp" : "tp"));
         ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
@@ -225,7 +222,7 @@ TEST_CASE("a group made of an axis names coordinates", "[comm][mesh][ranks][erro
         ddp::barrier(self.rank == 1 ? made : mesh.group("tp"));
         ddp::barrier(made);
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
     CHECK_THAT(errors[rank], Contains("rank 3 of 4 (dp 1, tp 1)"));

@@ -16,19 +16,14 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::job_like_nccl;
-using testing::like_nccl;
-using testing::monitored_like_nccl;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 /// At its end a case waits so long for an all-reduce that one rank alone has started over Gloo,
 /// which carries it.
-const testing::RanksOptions kShortTimeout{seconds(3)};
+const RanksOptions kShortTimeout{seconds(3)};
 
 /// Starts an all-reduce of a one, of which only the stream waits for the end.
 at::Tensor start_sum(const ProcessGroup& group) {

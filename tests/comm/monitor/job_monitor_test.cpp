@@ -13,12 +13,7 @@
 namespace ddp::job_monitor_test {
 namespace {
 
-using testing::error_of;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr double kBound = 15;  // seconds
 

@@ -15,11 +15,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::over;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {
@@ -58,8 +54,7 @@ c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t by
   const auto state = ddp::backends::shm::ControlBlock::bytes_for(self.size);
   if (self.rank == 0) bytes += (state + kTableBytes - 1) / kTableBytes * kTableBytes;
   const std::string one_host(static_cast<size_t>(self.size), 'a');
-  const auto shared =
-      ddp::testing::share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);
+  const auto shared = share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);
   TORCH_CHECK(shared.backend, shared.why_not);
   return shared.backend;
 }

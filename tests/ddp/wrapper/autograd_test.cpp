@@ -11,10 +11,7 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using Gradients = std::vector<float>;
 
@@ -82,7 +79,7 @@ TEST_CASE("a gradient penalty may have a backward pass of its own", "[ranks][ddp
   const bool find_unused = GENERATE(true, false);
   CAPTURE(order, find_unused);
   std::vector<Gradients> seen(2);
-  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     torch::nn::Linear net(2, 1);
     DistributedDataParallel model(net, in(self).find_unused_parameters(find_unused));
     const auto run = [&] { return model->forward(torch::full({1, 2}, self.rank + 1.0)).sum(); };

@@ -18,12 +18,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_equal;
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using ByHandNet = torch::nn::Sequential;
 using ByHandModel = DistributedDataParallel<ByHandNet>;
@@ -32,7 +27,7 @@ ByHandNet make_by_hand_net() {
   ByHandNet net(
       torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::BatchNorm1d(5),
       torch::nn::Linear(5, 2));
-  testing::set_waves(*net, {0.7, 1, 0});
+  set_waves(*net, {0.7, 1, 0});
   return net;
 }
 
@@ -76,7 +71,7 @@ ByHandEnd train_by_hand(
     }
     optimizer.step();
   }
-  result.values = testing::state_of(*model);
+  result.values = state_of(*model);
   return result;
 }
 

@@ -19,11 +19,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::set_waves;
+using namespace testing;
 
 at::Tensor nested_wave(at::IntArrayRef sizes, double phase) {
   return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) * 0.7 + phase)
@@ -31,7 +27,7 @@ at::Tensor nested_wave(at::IntArrayRef sizes, double phase) {
       .view(sizes);
 }
 
-const testing::Waves kWaves{0.7};
+const Waves kWaves{0.7};
 
 /// A part that has a wrapper of its own.
 struct InnerImpl : torch::nn::Module {
@@ -120,7 +116,7 @@ TEST_CASE("a wrapper inside a wrapper trains as one process", "[ranks][ddp][nest
         outer->last->weight,
         outer->last->bias};
   });
-  for (const auto& values : results) CHECK(testing::all_close(values, expected, 1e-12, 1e-12));
+  for (const auto& values : results) CHECK(all_close(values, expected, 1e-12, 1e-12));
 }
 
 TEST_CASE("forward_sync_buffers(false) shares buffers at construction", "[ranks][ddp]") {
@@ -187,7 +183,7 @@ TEST_CASE("lazy buckets give the same gradients", "[ranks][ddp][lazy]") {
   };
   const auto expected = run(false), got = run(true);
   for (size_t rank = 0; rank < expected.size(); ++rank) {
-    CHECK(testing::all_equal(got[rank], expected[rank]));
+    CHECK(all_equal(got[rank], expected[rank]));
   }
 }
 
@@ -199,7 +195,7 @@ TEST_CASE("lazy buckets and activations are not in memory together", "[ranks][dd
   const auto peak_of = [&](bool lazy) {
     // One rank packs its buckets as several do, and all memory is its thread's.
     return run_ranks<int64_t>(1, [&](const Rank& self) {
-      return testing::peak_bytes_of([&] {
+      return peak_bytes_of([&] {
         DistributedDataParallel model(
             make_wide_net(),
             in(self).bucket_cap_mb(0.1).gradient_as_bucket_view(as_views).lazy_bucket_allocation(

@@ -48,11 +48,7 @@ struct detail::ZeroTypes<rebind_test::BreakingSGD> : detail::ZeroTypes<torch::op
 namespace {
 
 using rebind_test::BreakingSGD;
-using testing::all_equal;
-using testing::in;
-using testing::Rank;
-using testing::regroup;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr size_t kSamples = 50;
 constexpr size_t kStep = 8;  // samples that all ranks together take: 3 ranks get 3, 3 and 2
@@ -66,7 +62,7 @@ class CrossedImpl : public torch::nn::Module {
     middle = register_module("middle", torch::nn::Linear(16, 16));
     first = register_module("first", torch::nn::Linear(5, 16));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
-    testing::set_waves(*this, {1.7, 0.3, 0, 0.3});
+    set_waves(*this, {1.7, 0.3, 0, 0.3});
   }
   at::Tensor forward(const at::Tensor& x) {
     return last->forward(norm->forward(middle->forward(first->forward(x).tanh())).tanh());

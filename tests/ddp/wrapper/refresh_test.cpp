@@ -15,12 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::Warnings;
+using namespace testing;
 
 torch::nn::Linear line() { return torch::nn::Linear(torch::nn::LinearOptions(2, 2)); }
 
@@ -323,7 +318,7 @@ TEST_CASE("a forward with all parameters frozen works and is not averaged", "[ra
     for (int step = 0; step < 4; ++step) {
       step_with(wrapped, self, step);
       right.push_back(averaged_as_one(judge, 2, step));
-      const auto before = testing::gradients_of(*judge);
+      const auto before = gradients_of(*judge);
       for (auto& p : judge->parameters()) p.set_requires_grad(false);
       // On one rank only: the other does not wait.
       if (self.rank == 0) {
@@ -332,7 +327,7 @@ TEST_CASE("a forward with all parameters frozen works and is not averaged", "[ra
         right.push_back(x.grad().abs().sum().item<double>() > 0);
       }
       for (auto& p : judge->parameters()) p.set_requires_grad(true);
-      right.push_back(testing::all_equal(before, testing::gradients_of(*judge)));
+      right.push_back(all_equal(before, gradients_of(*judge)));
     }
     return right;
   });

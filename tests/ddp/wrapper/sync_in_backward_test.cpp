@@ -20,15 +20,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_close;
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr int kMicroBatches = 4;
 constexpr int kSteps = 3;
@@ -46,7 +38,7 @@ torch::nn::Sequential make_double_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::Linear(5, 2), torch::nn::Tanh());
   net->to(torch::kDouble);
-  testing::set_waves(*net, {1.7, 0.61, 0.61});
+  set_waves(*net, {1.7, 0.61, 0.61});
   return net;
 }
 
@@ -401,7 +393,7 @@ TEST_CASE("sync_in_backward refuses outputs that no averaged pass can use", "[ra
     y.register_hook([&](const at::Tensor&) { refuse(y); });
     y.sum().backward();
     // Each rank threw the same errors, so the group is usable, and the counts of passes are equal.
-    TORCH_CHECK(testing::step(model, self.rank + 1.0) == 1.5);
+    TORCH_CHECK(step(model, self.rank + 1.0) == 1.5);
     return errors;
   });
   for (int rank = 0; rank < 2; ++rank) {
@@ -429,7 +421,7 @@ TEST_CASE("a rank whose sync_in_backward throws ends the others", "[ranks][error
         self.wait_until_others_end();
         return seen;
       },
-      testing::kLongTimeout);
+      kLongTimeout);
   CHECK_THAT(seen[1].error, ContainsText("sync_in_backward: expected an output that has a graph"));
   CHECK_THAT(
       seen[0].error, ContainsText("sync_in_backward threw on rank 1 of 2: sync_in_backward: "));

@@ -13,12 +13,7 @@
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::difference;
-using ddp::testing::draw_values;
-using ddp::testing::error_of;
-using ddp::testing::PeakOfAllThreads;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 namespace functional = ddp::functional;
 

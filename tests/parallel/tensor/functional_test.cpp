@@ -13,12 +13,7 @@
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::difference;
-using ddp::testing::draw_values;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 namespace functional = ddp::functional;
 
@@ -260,7 +255,7 @@ TEST_CASE(
         (functional::copy_to_region(input, pair) * weight).sum().backward();
         ddp::barrier(pair);
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   for (size_t rank : {1, 2}) {
     CHECK_THAT(
         errors[rank], Contains("differentiable call of 4 x Double that requires a gradient") &&

@@ -16,12 +16,7 @@
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::difference;
-using ddp::testing::draw_values;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 
 namespace {
