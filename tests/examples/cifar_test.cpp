@@ -230,7 +230,7 @@ TEST_CASE("a damaged CIFAR file is refused, with what to do", "[examples][errors
        ": expected records of " + record_of_100 +
            ", found 3078 bytes: 1 records and 4 bytes more. " + cut +
            "scripts/download_cifar.sh --100."},
-      // Of the other data set, by the size.
+      // Files of the other data set, by their size.
       {10, records({coarse_and_fine(1, 2), coarse_and_fine(3, 4)}),
        ": expected records of " + record_of_10 +
            ", found 6148 bytes: 2 records of CIFAR-100 (3074 bytes: a coarse label, a fine label "
