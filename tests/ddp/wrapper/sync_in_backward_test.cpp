@@ -124,7 +124,8 @@ TEST_CASE("a 1F1B step is averaged once, and trains as one process", "[ranks][dd
     const auto stats = model->stats();
     TORCH_CHECK(stats.steps.size() == kSteps, stats.steps.size(), " reduced passes");
     TORCH_CHECK(stats.buckets.size() == 4, stats.buckets.size(), " buckets");
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -140,7 +141,8 @@ TEST_CASE("samples of all micro-batches weigh a 1F1B step", "[ranks][ddp][sync]"
       run_1f1b(model, batches_of(self.rank, step, rows[self.rank]), Call::RightBefore);
       optimizer.step();
     }
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -161,7 +163,8 @@ TEST_CASE("sync_in_backward works with each way to treat unused parameters", "[r
       optimizer.step();
     }
     TORCH_CHECK(model->stats().steps.size() == kSteps);
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
