@@ -119,9 +119,7 @@ TEST_CASE("a mode that does not average is detected", "[benchmarks][ranks][error
   const auto verdicts = run_ranks<std::string>(2, [](const Rank& self) {
     return outcome(two(contestant("ddp", self), wrong(self, [](at::Tensor&) {})), self, true);
   });
-  for (const auto& verdict : verdicts) {
-    CHECK_THAT(verdict, ContainsText("mode wrong: expected the same parameters on all ranks"));
-  }
+  CHECK_THAT(verdicts, Each(ContainsText("mode wrong: expected the same parameters on all ranks")));
 }
 
 TEST_CASE("a mode that averages wrongly is detected", "[benchmarks][ranks][errors]") {
@@ -133,10 +131,8 @@ TEST_CASE("a mode that averages wrongly is detected", "[benchmarks][ranks][error
     };
     return outcome(two(contestant("ddp", self), wrong(self, sum)), self, self.size <= 2);
   });
-  for (const auto& verdict : verdicts) {
-    CHECK_THAT(
-        verdict, ContainsText("mode wrong: expected the parameters that mode ddp ended with"));
-  }
+  CHECK_THAT(
+      verdicts, Each(ContainsText("mode wrong: expected the parameters that mode ddp ended with")));
 }
 
 TEST_CASE("modes take turns in alternating order, and steps are timed", "[benchmarks][ranks]") {

@@ -1,4 +1,5 @@
 #include "benchmarks/ddp_bench/options.h"
+#include "support/error_of.h"
 
 #include <sstream>
 
@@ -22,12 +23,7 @@ ddp_bench::Options parse(const std::vector<const char*>& arguments) {
 }
 
 std::string refused(const std::vector<const char*>& arguments) {
-  try {
-    parse(arguments);
-  } catch (const ddp_bench::UsageError& error) {
-    return error.what();
-  }
-  return "";
+  return ddp::testing::error_of<ddp_bench::UsageError>([&] { parse(arguments); });
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::vector<Outcome> load_on(
       run.add_to(checkpointer);
     }
     outcome.error = error_of([&] { outcome.step = checkpointer.load_latest().value_or(-1); });
-    outcome.unchanged = are_equal(run.values(), before);
+    outcome.unchanged = all_equal(run.values(), before);
     outcome.warnings = warnings.texts;
     ddp::barrier(self.group);  // the group stays usable after any error
     return outcome;
@@ -352,10 +352,10 @@ TEST_CASE("a rank that sees another folder is an error", "[checkpoint][ranks][er
 
   const auto errors = errors_of_ranks(
       2, [&](const Rank& self) { ddp::Checkpointer(by_rank(self), options_of(self)).save(3); });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("saving step 3 failed on rank 1 of 2: expected to find "));
-    CHECK_THAT(error, ContainsText("Name a folder that all ranks share"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("saving step 3 failed on rank 1 of 2: expected to find ") &&
+                  ContainsText("Name a folder that all ranks share")));
   CHECK(names_in(folder.path()).size() == 2);
   CHECK(names_in(other.path()).size() == 1);
 }
@@ -368,9 +368,7 @@ TEST_CASE("ranks that save different steps or parts are an error", "[checkpoint]
     checkpointer.add(self.rank == 0 ? "a" : "b", value);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("rank 0 saves step 1 of \"a\" and rank 1 step 1 of \"b\""));
-  }
+  CHECK_THAT(errors, Each(ContainsText("rank 0 saves step 1 of \"a\" and rank 1 step 1 of \"b\"")));
   CHECK(names_in(folder.path()).empty());
 }
 
@@ -396,11 +394,9 @@ TEST_CASE("a save before the newest checkpoint is refused", "[checkpoint][ranks]
     run.add_to(checkpointer);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        ContainsText(folder.path() + ": expected no checkpoint after step 1, got one of step 2"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText(
+                  folder.path() + ": expected no checkpoint after step 1, got one of step 2")));
   // A damaged checkpoint does not count, and the next save removes it.
   write_bytes(step_folder(folder, 2) + "/model.pt", "");
   run_ranks<int>(2, [&](const Rank& self) {
@@ -460,10 +456,8 @@ TEST_CASE(
   };
   CHECK(save_large(100) == std::vector<std::string>{"", ""});
   const auto check_failed = [&](const std::vector<std::string>& errors, const std::string& text) {
-    for (const auto& error : errors) {
-      CHECK_THAT(error, ContainsText("failed on rank 0 of 2: " + disk.path()));
-      CHECK_THAT(error, ContainsText(text));
-    }
+    CHECK_THAT(
+        errors, Each(ContainsText("failed on rank 0 of 2: " + disk.path()) && ContainsText(text)));
   };
   check_failed(save_large(1000000), "got \"No space left on device\". Free space there");
   CHECK(names_in(disk.path()) == std::vector<std::string>{"step-00000100"});
@@ -482,7 +476,6 @@ TEST_CASE(
     ddp::barrier(self.group);
     checkpointer.load(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("expected a checkpoint of step 1 in " + path + ", got none"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("expected a checkpoint of step 1 in " + path + ", got none")));
 }

@@ -51,10 +51,10 @@ TEST_CASE("a checkpoint under another step's name is refused", "[checkpoint][ran
     TORCH_CHECK(text == "kept", error);
     TORCH_CHECK(error.empty(), error);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText(renamed + ": expected the checkpoint of step 7, as its name"));
-    CHECK_THAT(error, ContainsText("got that of step 1"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText(renamed + ": expected the checkpoint of step 7, as its name") &&
+                  ContainsText("got that of step 1")));
 }
 
 TEST_CASE("a file in the place of a checkpoint is left out", "[checkpoint][ranks][errors]") {

@@ -19,12 +19,7 @@
 
 namespace {
 
-using ddp::testing::Ended;
-using ddp::testing::lines_of;
-using ddp::testing::names_in;
-using ddp::testing::numbers_after;
-using ddp::testing::Process;
-using ddp::testing::TemporaryFolder;
+using namespace ddp::testing;
 
 constexpr int kRanks = 2;
 
@@ -34,7 +29,7 @@ int kills_or(int otherwise) {
 }
 
 std::vector<std::string> command(const std::string& folder, int steps) {
-  return ddp::testing::ddprun(
+  return ddprun(
       {"-n", std::to_string(kRanks), "--", CHECKPOINT_WORLD_PROGRAM, folder,
        std::to_string(steps)});
 }
@@ -42,7 +37,7 @@ std::vector<std::string> command(const std::string& folder, int steps) {
 // Returns the lines with the ranks' results, sorted.
 std::vector<std::string> results_in(const std::string& output) {
   std::vector<std::string> results;
-  for (const auto& line : ddp::testing::sorted_lines(output)) {
+  for (const auto& line : sorted_lines(output)) {
     if (line.find("end ") != std::string::npos) results.push_back(line);
   }
   return results;
@@ -77,7 +72,7 @@ TEST_CASE(
   const int steps = 12 * kills + 60;  // the kill comes before the last one
 
   const TemporaryFolder whole, killed;
-  const auto expected = ddp::testing::run(command(whole.path(), steps));
+  const auto expected = run(command(whole.path(), steps));
   INFO(expected.err);
   REQUIRE(results_in(expected.out).size() == kRanks);
 
@@ -90,7 +85,7 @@ TEST_CASE(
     begun = next;
     for (const auto& name : names_in(killed.path())) saves_cut += name.front() == '.' ? 1 : 0;
   }
-  const auto resumed = ddp::testing::run(command(killed.path(), steps));
+  const auto resumed = run(command(killed.path(), steps));
   INFO(resumed.err);
   CHECK(results_in(resumed.out) == results_in(expected.out));
   CHECK(names_in(killed.path()).size() == 2);
@@ -109,12 +104,12 @@ struct Write {
 
 /// Loads the newest checkpoint on `ranks` ranks, makes a step, and is killed in its save.
 Ended save_sharded(const std::string& folder, const Write& last) {
-  ddp::testing::ProcessOptions options;
+  ProcessOptions options;
   options.environment = {
       std::string("LD_PRELOAD=") + KILL_AT_WRITE_LIBRARY,
       "DDP_TEST_KILL_AT=" + std::to_string(last.rank) + " " + std::to_string(last.number)};
-  return ddp::testing::run(
-      ddp::testing::ddprun(
+  return run(
+      ddprun(
           {"-n", std::to_string(last.ranks), "--", CHECKPOINT_WORLD_PROGRAM, folder, "1",
            "sharded"}),
       options);
@@ -205,18 +200,18 @@ TEST_CASE(
 TEST_CASE(
     "a rank with a foreign locale resumes, and ends, as the others do", "[checkpoint][process]") {
   const TemporaryFolder whole, saved;
-  const auto expected = ddp::testing::run(command(whole.path(), 20));
+  const auto expected = run(command(whole.path(), 20));
   INFO(expected.err);
   REQUIRE(results_in(expected.out).size() == kRanks);
 
-  ddp::testing::ProcessOptions foreign;
+  ProcessOptions foreign;
   foreign.environment = {"DDP_TEST_LOCALE=1"};
-  const auto first = ddp::testing::run(command(saved.path(), 12), foreign);
+  const auto first = run(command(saved.path(), 12), foreign);
   INFO(first.err);
   REQUIRE(first.code == 0);
   foreign.environment = {"DDP_TEST_LOCALE=0"};
-  const auto resumed = ddp::testing::run(command(saved.path(), 20), foreign);
+  const auto resumed = run(command(saved.path(), 20), foreign);
   INFO(resumed.err);
   CHECK(results_in(resumed.out) == results_in(expected.out));
-  CHECK(ddp::testing::numbers_after(resumed.out, "begins after ") == std::vector<int>{12, 12});
+  CHECK(numbers_after(resumed.out, "begins after ") == std::vector<int>{12, 12});
 }

@@ -66,7 +66,7 @@ TEST_CASE("a resumed run continues bit for bit", "[checkpoint][ranks]") {
   for (int rank = 0; rank < size; ++rank) {
     CAPTURE(rank);
     CHECK(resumed[rank].indices == whole[rank].indices);
-    CHECK(are_equal(resumed[rank].values, whole[rank].values));
+    CHECK(all_equal(resumed[rank].values, whole[rank].values));
   }
 }
 
@@ -103,10 +103,10 @@ TEST_CASE("steps are listed, and any of them can be loaded", "[checkpoint][ranks
     TORCH_CHECK(run.counter.count == 2 && run.samples == 2);
     return error_of([&] { checkpointer.load(3); });
   });
-  for (const auto& error : loaded) {
-    CHECK_THAT(error, ContainsText("expected a checkpoint of step 3 in " + folder.path()));
-    CHECK_THAT(error, ContainsText("got 1, 2, 10"));
-  }
+  CHECK_THAT(
+      loaded, Each(
+                  ContainsText("expected a checkpoint of step 3 in " + folder.path()) &&
+                  ContainsText("got 1, 2, 10")));
 }
 
 TEST_CASE("an empty or missing folder has nothing to load", "[checkpoint][ranks]") {
@@ -259,7 +259,7 @@ TEST_CASE("a checkpoint of 4 ranks loads on fewer, and back on 4", "[checkpoint]
       const auto at_load = run.values();
       // The last value holds this rank's own count, which new ranks do not have.
       const std::vector<at::Tensor> shared(at_load.begin(), at_load.end() - 1);
-      TORCH_CHECK(expected.empty() || are_equal(shared, expected));
+      TORCH_CHECK(expected.empty() || all_equal(shared, expected));
       auto course = course_of(run, steps);
       checkpointer.save(step + steps);
       return course;
@@ -357,7 +357,7 @@ TEST_CASE("a checkpointer goes on with other ranks", "[checkpoint][ranks]") {
     CAPTURE(rank);
     CHECK(seen[rank].again == seen[0].again);
     CHECK(seen[rank].next);
-    CHECK(are_equal(seen[rank].saved, seen[rank].loaded));
+    CHECK(all_equal(seen[rank].saved, seen[rank].loaded));
     CHECK(seen[rank].steps == std::vector<int64_t>{4, 6});
   }
 }

@@ -12,7 +12,9 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -85,9 +87,7 @@ class TrainingRun {
 
   /// All state that decides how the run continues, as numbers.
   std::vector<at::Tensor> values() {
-    std::vector<at::Tensor> all;
-    for (const auto& p : net->named_parameters()) all.push_back(p.value().detach().clone());
-    for (const auto& b : net->named_buffers()) all.push_back(b.value().clone());
+    auto all = state_of(*net);
     for (const auto& p : net->parameters()) {
       const auto found = optimizer.state().find(p.unsafeGetTensorImpl());
       if (found == optimizer.state().end()) continue;
@@ -116,21 +116,10 @@ class TrainingRun {
  private:
   // Fills the parameters with equal values on every rank, without the generator that threads share.
   static torch::nn::Sequential filled(torch::nn::Sequential net) {
-    const torch::NoGradGuard no_grad;
-    for (auto& p : net->parameters()) {
-      p.copy_(torch::sin(torch::arange(1.0, 1.0 + static_cast<double>(p.numel()))).view_as(p));
-    }
+    set_waves(*net, {1, 1, 0});
     return net;
   }
 };
-
-inline bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::equal(a[i], b[i])) return false;
-  }
-  return true;
-}
 
 inline CheckpointerOptions options_of(const Rank& self) {
   return CheckpointerOptions().process_group(self.group);
@@ -150,11 +139,6 @@ inline void save_checkpoints(
     checkpointer.wait();
     return 0;
   });
-}
-
-inline std::string read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {

@@ -29,11 +29,6 @@ void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-std::string file_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 std::string with_length(const std::string& header) {
   const uint64_t length = header.size();
   std::string bytes(sizeof length, '\0');
@@ -106,7 +101,7 @@ TEST_CASE("a file of safetensors is written byte by byte", "[checkpoint][safeten
       R"({"__metadata__":{"k":"v"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
       R"("byte":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
-  CHECK(file_bytes(folder.file("a")) == with_length(header) + std::string("\0\0\x80\x3f\7\x8", 6));
+  CHECK(read_bytes(folder.file("a")) == with_length(header) + std::string("\0\0\x80\x3f\7\x8", 6));
 }
 
 TEST_CASE("safetensors that break a rule are refused", "[checkpoint][safetensors][errors][pure]") {
@@ -274,7 +269,7 @@ TEST_CASE(
   }
   const auto file = ddp::open_tensor_file(path);
   // Near the end: the rest of the last page would read as zeros. Before: there is no page.
-  const auto bytes = static_cast<off_t>(file_bytes(path).size());
+  const auto bytes = static_cast<off_t>(read_bytes(path).size());
   const auto less = GENERATE_COPY(as<off_t>(), off_t{100}, off_t{200000}, bytes);
   CAPTURE(path, less);
   REQUIRE(truncate(path.c_str(), bytes - less) == 0);
@@ -295,14 +290,14 @@ TEST_CASE("a dictionary is saved as Python's state_dict", "[checkpoint][pure]") 
   dict.insert("0.bias", torch::ones({2}));
   dict.insert("tied", dict["0.bias"]);
   ddp::save_state_dict(dict, folder.file("a.pt"));
-  CHECK(file_bytes(folder.file("a.pt")).size() < 2000);
+  CHECK(read_bytes(folder.file("a.pt")).size() < 2000);
   const auto file = ddp::open_tensor_file(folder.file("a.pt"));
   CHECK(file->tensors().size() == 3);
   CHECK(torch::equal(file->read(0), dict["0.weight"]));
   dict.insert("large", torch::zeros({1000}));
   dict.insert("again", dict["large"]);
   ddp::save_state_dict(dict, folder.file("a.pt"));
-  CHECK(file_bytes(folder.file("a.pt")).size() < 7000);
+  CHECK(read_bytes(folder.file("a.pt")).size() < 7000);
   dict.insert("sparse", torch::eye(2).to_sparse());
   CHECK_THAT(
       error_of<c10::ValueError>([&] { ddp::save_state_dict(dict, folder.file("a.pt")); }),

@@ -371,8 +371,6 @@ TEST_CASE("a part that was saved whole is not one that is sharded", "[checkpoint
     checkpointer.add_sharded("model", [&] { return rows_of(self, local, 2); });
     checkpointer.load(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("it lacks \"model.shard-*.pt\", and it has \"model.pt\" besides"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("it lacks \"model.shard-*.pt\", and it has \"model.pt\" besides")));
 }

@@ -39,11 +39,6 @@ void write_again(
   writer.writeEndOfFile();
 }
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 void write_text(ddp::OutputFile& file, std::string_view text) {
   file.write(text.data(), text.size());
 }
@@ -89,10 +84,10 @@ TEST_CASE("a file that is written twice at once is one of the two", "[checkpoint
   ddp::replace_file(path, [&](ddp::OutputFile& outer) {
     write_text(outer, "the first, ");
     ddp::replace_file(path, [](ddp::OutputFile& inner) { write_text(inner, "the second"); });
-    CHECK(content_of(path) == "the second");
+    CHECK(read_bytes(path) == "the second");
     write_text(outer, "to its end");
   });
-  CHECK(content_of(path) == "the first, to its end");
+  CHECK(read_bytes(path) == "the first, to its end");
   CHECK(names_in(folder.path()).size() == 1);
   CHECK(ddp::unique_suffix() != ddp::unique_suffix());
 }

@@ -331,11 +331,10 @@ TEST_CASE(
   const auto start = std::chrono::steady_clock::now();
   const auto errors = errors_of({rank(1), rank(3)});
   CHECK(std::chrono::steady_clock::now() - start < 7500ms);  // not two timeouts
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, "
-                            "2 did not come"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, "
+                        "2 did not come")));
 }
 
 TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors][once]") {

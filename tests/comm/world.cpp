@@ -24,6 +24,7 @@
 
 #include <ddp/collectives.h>
 
+#include "support/error_of.h"
 #include "support/foreign_locale.h"
 
 namespace comm_world {
@@ -39,14 +40,8 @@ double sum_of_ranks(const ddp::GroupArg& group) {
 }
 
 void expect_error(const char* words, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    TORCH_CHECK(text.find(words) != std::string::npos, "expected \"", words, "\" in: ", text);
-    return;
-  }
-  TORCH_CHECK(false, "expected an error with \"", words, "\", got none");
+  const auto text = ddp::testing::error_of<c10::Error>(body);
+  TORCH_CHECK(text.find(words) != std::string::npos, "expected \"", words, "\" in: ", text);
 }
 
 void check_world() {

@@ -8,6 +8,8 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
@@ -19,9 +21,7 @@ inline CudaNet make_cuda_net() {
   CudaNet net(
       torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 128), torch::nn::ReLU(),
       torch::nn::Linear(128, 8));
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.1, chance);
+  draw_normal(*net, 0.1);
   net->to(c10::Device(at::kCUDA, 0));
   return net;
 }
@@ -42,11 +42,7 @@ at::Tensor train_step(Model& model, torch::optim::Optimizer& optimizer, const at
   return loss.detach();
 }
 
-inline at::Tensor flat_parameters(const CudaNet& net) {
-  std::vector<at::Tensor> flat;
-  for (const auto& p : net->parameters()) flat.push_back(p.detach().flatten());
-  return torch::cat(flat).cpu();
-}
+inline at::Tensor flat_parameters(const CudaNet& net) { return flattened(net->parameters()).cpu(); }
 
 /// The parameters after `steps` steps without a wrapper, concatenated.
 inline at::Tensor train_plainly(int steps) {
@@ -78,11 +74,5 @@ struct CudaTrainer {
   DistributedDataParallel<CudaNet> model;
   torch::optim::SGD optimizer;
 };
-
-inline RanksOptions over(const std::string& backend) {
-  RanksOptions options;
-  options.backend = backend;
-  return options;
-}
 
 }  // namespace ddp::testing

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -9,9 +10,7 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Weights that depend on `seed` alone: all rank-threads share torch's global generator.
 template <typename M>
@@ -46,18 +45,6 @@ class NormNetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(NormNet);
 
-at::Tensor flat(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  for (const auto& t : tensors) parts.push_back(t.detach().flatten());
-  return torch::cat(parts);
-}
-
-at::Tensor flat_gradients(torch::nn::Module& module) {
-  std::vector<at::Tensor> parts;
-  for (const auto& p : module.parameters()) parts.push_back(p.grad());
-  return flat(parts);
-}
-
 }  // namespace
 
 TEST_CASE("ranks train as one process with the whole batch", "[ranks][ddp][many]") {
@@ -91,11 +78,11 @@ TEST_CASE("ranks train as one process with the whole batch", "[ranks][ddp][many]
       loss_of(model->forward(x)).backward();
       optimizer.step();
     }
-    return flat(net->parameters());
+    return flattened(net->parameters());
   });
   for (const auto& parameters : trained) {
     CHECK(torch::equal(parameters, trained[0]));  // replicas, bit for bit
-    CHECK(torch::allclose(parameters, flat(whole->parameters()), 1e-4, 1e-6));
+    CHECK(torch::allclose(parameters, flattened(whole->parameters()), 1e-4, 1e-6));
   }
 }
 
@@ -109,7 +96,7 @@ TEST_CASE("construction gives all ranks rank 0's parameters and buffers", "[rank
     DistributedDataParallel model(net, in(self).init_sync(init_sync));
     auto state = net->parameters();
     state.push_back(net->counter);
-    return flat(state);
+    return flattened(state);
   });
   CHECK(torch::equal(states[0], states[1]) == init_sync);
   CHECK(torch::equal(states[0], states[2]) == init_sync);
@@ -210,14 +197,14 @@ TEST_CASE("a clone is a copy of the wrapped module without the wrapper", "[ranks
     train();
     const std::shared_ptr<CloneableNetImpl> copy = model->snapshot();
     const auto plain = model->clone();
-    const auto before = flat(net->parameters());
+    const auto before = flattened(net->parameters());
     train();
     std::vector<int> right{
-        !torch::equal(flat(net->parameters()), before),
-        torch::equal(flat(copy->parameters()), before),
+        !torch::equal(flattened(net->parameters()), before),
+        torch::equal(flattened(copy->parameters()), before),
         copy->passes.item<int>() == 1,
         net->passes.item<int>() == 2,
-        torch::equal(flat(plain->parameters()), before),
+        torch::equal(flattened(plain->parameters()), before),
         copy->parameters()[0].scalar_type() == at::kFloat,
         plain->named_parameters().keys() == net->named_parameters().keys()};
     // On one rank alone: clone() is not collective.
@@ -231,7 +218,7 @@ TEST_CASE("a clone is a copy of the wrapped module without the wrapper", "[ranks
   for (const auto& of_rank : right) {
     for (const int is_right : of_rank) CHECK(is_right == 1);
   }
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     DistributedDataParallel model(NormNet(), in(self));
     model->clone();
   });
@@ -253,7 +240,7 @@ TEST_CASE("two forwards before a backward work with BatchNorm", "[ranks][ddp]") 
     const auto a = model->forward(torch::randn({8, 4}, generator));
     const auto b = model->forward(torch::randn({8, 4}, generator));
     (a.pow(2).sum() + b.pow(2).sum()).backward();
-    return flat_gradients(*net);
+    return flattened(gradients_of(*net));
   });
   CHECK(torch::equal(gradients[0], gradients[1]));
   CHECK(gradients[0].abs().sum().item<float>() > 0);
@@ -333,7 +320,7 @@ TEST_CASE("forward passes without backward do not matter", "[ranks][ddp]") {
     const auto x = torch::ones({2, 6}) * (self.rank + 1);
     for (int i = 0; i < 3; ++i) model->forward(x);
     model->forward(x).sum().backward();
-    return flat_gradients(*net);
+    return flattened(gradients_of(*net));
   });
   CHECK(torch::equal(gradients[0], gradients[1]));
 }
@@ -388,17 +375,16 @@ TEST_CASE("sparse embeddings are recognised", "[ranks][ddp]") {
 }
 
 TEST_CASE("a skipped parameter is named by its full name", "[ranks][errors][ddp]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 1));
     DistributedDataParallel model(net, in(self));
     model->forward(torch::ones({1, 2}));
     net[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 2})).sum().backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("without gradients for 2 of 4 parameters (0.weight, 0.bias) on every "
-                            "rank"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("without gradients for 2 of 4 parameters (0.weight, 0.bias) on every "
+                        "rank")));
 }
 
 }  // namespace ddp

@@ -16,6 +16,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include "reducer/passes.h"
+#include "support/compare.h"
 #include "support/toy_device.h"
 
 #include "support/catch.h"
@@ -119,13 +120,6 @@ struct Trained {
   }
 };
 
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::equal(a[i], b[i])) return false;
-  }
-  return a.size() == b.size();
-}
-
 std::vector<at::Tensor> on_cpu(Trained training) {
   training.devices = {at::kCPU};
   return training.run();
@@ -137,14 +131,14 @@ TEST_CASE("gradients are right on the stream that trains", "[streams]") {
   Trained training;
   training.options.gradient_as_bucket_view(GENERATE(false, true));
   training.wraps_on = GENERATE(7, 0, 8);  // 8: another stream adds up the gradients
-  CHECK(equal(training.run(), on_cpu(training)));
+  CHECK(testing::all_equal(training.run(), on_cpu(training)));
 }
 
 TEST_CASE("a model on two devices trains on any streams of theirs", "[streams]") {
   Trained training;
   training.devices = {kToy, kOtherToy};
   training.trains_on = training.wraps_on = GENERATE(0, 7);
-  CHECK(equal(training.run(), on_cpu(training)));
+  CHECK(testing::all_equal(training.run(), on_cpu(training)));
 }
 
 TEST_CASE("memory of a collective stays for the stream that waits for it", "[streams]") {
@@ -181,7 +175,7 @@ TEST_CASE("compressed gradients are right on streams", "[streams]") {
         : name == "fp16"    ? hooks::fp16_compress(group)
                             : hooks::fp16_compress_wrapper(power_sgd()));
   };
-  CHECK(equal(training.run(), on_cpu(training)));
+  CHECK(testing::all_equal(training.run(), on_cpu(training)));
 }
 
 TEST_CASE("a sharded bucket is filled while the one before is reduced", "[streams][zero]") {
@@ -207,7 +201,7 @@ TEST_CASE("a sharded bucket is filled while the one before is reduced", "[stream
   // All but the first reduction of a pass begin while the one before is on its way.
   CHECK(std::count(device.echo_busy.begin(), device.echo_busy.end(), false) == training.steps);
   on_cpu(training);
-  CHECK(equal(of_device, averages));
+  CHECK(testing::all_equal(of_device, averages));
 }
 
 TEST_CASE("the times of a step on a device make the host wait for nothing", "[streams][stats]") {

@@ -14,11 +14,7 @@
 namespace ddp::failing_parts {
 namespace {
 
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
+using namespace testing;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -189,15 +185,14 @@ TEST_CASE(
     DistributedSampler sampler(
         4, DistributedSamplerOptions().num_replicas(self.size).rank(self.rank));
     Data data{self.rank == 1};
-    const auto error = testing::error_of([&] { sampler.check_dataset(data, 16, self.group); });
+    const auto error = error_of([&] { sampler.check_dataset(data, 16, self.group); });
     auto sum = torch::ones({1});
     all_reduce(sum, c10d::ReduceOp::SUM, self.group);  // the ranks' messages are in step
     return error + std::to_string(sum.item<int>());
   });
-  for (const auto& text : seen) {
-    CHECK_THAT(
-        text, Catch::Contains("an exception that is no std::exception") && Catch::EndsWith("2"));
-  }
+  CHECK_THAT(
+      seen,
+      Each(Catch::Contains("an exception that is no std::exception") && Catch::EndsWith("2")));
 }
 
 }  // namespace ddp::failing_parts

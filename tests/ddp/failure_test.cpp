@@ -259,9 +259,8 @@ TEST_CASE("ranks may differ in evaluations with gradients enabled", "[ranks][fai
 
 TEST_CASE(
     "a timeout names the bucket and the ranks that had arrived", "[ranks][errors][failure][many]") {
-  testing::RanksOptions options;
   // Ranks report where they wait after two seconds, and some begin later.
-  options.collective_timeout = std::chrono::seconds(6);
+  const testing::RanksOptions options{std::chrono::seconds(6)};
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   const auto errors = errors_of_ranks(

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -13,10 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 struct Fit {
   std::vector<at::Tensor> parameters;
@@ -57,7 +55,7 @@ void fit(torch::nn::Sequential& net, int steps, Fit& seen, const LossWithBackwar
       return run();
     });
   }
-  for (const auto& p : net->parameters()) seen.parameters.push_back(p.detach());
+  seen.parameters = copies_of(net->parameters());
 }
 
 enum class Loss { Own, Averaged };
@@ -95,11 +93,9 @@ TEST_CASE("LBFGS with the averaged loss equals one process", "[ranks][ddp]") {
   });
   for (const auto& of_rank : fits) {
     CHECK(of_rank.closures == alone.closures);
-    for (size_t i = 0; i < alone.parameters.size(); ++i) {
-      CHECK(torch::equal(of_rank.parameters[i], fits[0].parameters[i]));
-      // The order of sums differs: 1e-13 after 28 passes.
-      CHECK(torch::allclose(of_rank.parameters[i], alone.parameters[i], 0, 1e-10));
-    }
+    CHECK(all_equal(of_rank.parameters, fits[0].parameters));
+    // The order of sums differs: 1e-13 after 28 passes.
+    CHECK(all_close(of_rank.parameters, alone.parameters, 0, 1e-10));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -15,10 +16,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Two layers, and a third that only some forwards use.
 class LayersImpl : public torch::nn::Module {
@@ -70,12 +68,6 @@ Layers layers(double scale) {
 }
 
 std::string other_model() { return saved(layers(1)); }
-
-bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(),
-      [](const at::Tensor& x, const at::Tensor& y) { return torch::equal(x, y); });
-}
 
 void copy_values(const torch::nn::Module& from, torch::nn::Module& to) {
   const torch::NoGradGuard no_grad;

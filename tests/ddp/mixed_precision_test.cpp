@@ -15,6 +15,8 @@
 
 #include "ddp/precision/low_precision_parameters.h"
 #include "ddp/wrapping.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -23,6 +25,7 @@
 namespace ddp::mixed_precision {  // a unity build joins the tests' files
 namespace {
 
+using testing::all_equal;
 using testing::error_of;
 using testing::errors_of_ranks;
 using testing::in;
@@ -64,12 +67,7 @@ TORCH_MODULE(Net);
 
 Net make_net() {
   Net net;
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& p : net->parameters()) {
-    const auto steps = torch::arange(p.numel(), torch::kDouble) * 0.37 + (phase += 1);
-    p.copy_(torch::sin(steps).view(p.sizes()) * 0.3);
-  }
+  testing::set_waves(*net, {0.37, 1, 1, 0.3});
   return net;
 }
 
@@ -146,12 +144,6 @@ std::vector<at::Tensor> train_by_hand(const Rank& self) {
   return masters;
 }
 
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return torch::equal(x, y);
-  });
-}
-
 }  // namespace
 
 TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ranks][ddp][long]") {
@@ -167,12 +159,10 @@ TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ra
         return {train(self, options, checkpoints), train_by_hand(self)};
       });
   for (const auto& result : results) {
-    CHECK(equal(result[0], results[0][0]));
+    CHECK(all_equal(result[0], results[0][0]));
     // A sum of three in bfloat16 depends on the order, which depends on the size of the message.
-    if (size < 3) CHECK(equal(result[0], result[1]));
-    for (size_t i = 0; i < result[0].size(); ++i) {
-      CHECK(torch::allclose(result[0][i], result[1][i], 1e-2, 1e-2));
-    }
+    if (size < 3) CHECK(all_equal(result[0], result[1]));
+    CHECK(testing::all_close(result[0], result[1], 1e-2, 1e-2));
   }
 }
 
@@ -309,8 +299,8 @@ TEST_CASE("mixed precision works with step_in_backward and a GradScaler", "[rank
     };
     return std::vector<std::vector<at::Tensor>>{run(0), run(1), run(2)};
   });
-  CHECK(equal(results[0][0], results[0][1]));
-  CHECK(equal(results[0][0], results[0][2]));
+  CHECK(all_equal(results[0][0], results[0][1]));
+  CHECK(all_equal(results[0][0], results[0][2]));
 }
 
 TEST_CASE("mixed precision throws for what it does not support", "[ranks][ddp][errors]") {

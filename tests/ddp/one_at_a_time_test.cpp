@@ -18,11 +18,7 @@
 namespace ddp::testing {
 namespace {
 
-RanksOptions one_at_a_time() {
-  RanksOptions options;
-  options.backend = register_one_at_a_time();
-  return options;
-}
+RanksOptions one_at_a_time() { return testing::over(register_one_at_a_time()); }
 
 }  // namespace
 
@@ -89,9 +85,7 @@ TEST_CASE("a failure ends waits in all groups of a pipeline", "[one_at_a_time][r
       },
       one_at_a_time());
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("F1 of stage 2") && ContainsText("no loss today"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("F1 of stage 2") && ContainsText("no loss today")));
 }
 
 }  // namespace ddp::testing

@@ -4,14 +4,9 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
-namespace ddp::testing {
+#include "support/nets.h"
 
-inline torch::nn::Linear make_linear() {
-  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
-  const torch::NoGradGuard no_grad;
-  net->weight.fill_(1);
-  return net;
-}
+namespace ddp::testing {
 
 /// The gradient of w * x is x, on this rank.
 /// \return the average.

@@ -26,17 +26,13 @@ namespace ddp {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::error_of;
-using testing::Rank;
-using testing::RanksOptions;
-using testing::Relay;
-using testing::run_ranks;
+using namespace testing;
 
 thread_local const char* variable = "";  // of a rank, which is a thread
 
 BackendDescription relay(std::string own_name, std::vector<c10::DeviceType> devices) {
   return BackendDescription().devices(std::move(devices)).make([own_name](const BackendSetup& s) {
-    return c10::make_intrusive<Relay>(own_name, testing::make_loopback(s));
+    return c10::make_intrusive<Relay>(own_name, make_loopback(s));
   });
 }
 
@@ -48,11 +44,9 @@ void register_once() {
   }();
 }
 
-RanksOptions over(const std::string& backend) {
+RanksOptions registered_over(const std::string& backend) {
   register_once();
-  RanksOptions options;
-  options.backend = backend;
-  return options;
+  return over(backend);
 }
 
 std::vector<at::Tensor> trained_over(const std::string& backend) {
@@ -65,7 +59,7 @@ std::vector<at::Tensor> trained_over(const std::string& backend) {
           const torch::NoGradGuard no_grad;
           for (auto& p : net->parameters()) p.uniform_(-1, 1, generator);
         }
-        DistributedDataParallel<torch::nn::Sequential> model(net, testing::in(self));
+        DistributedDataParallel<torch::nn::Sequential> model(net, in(self));
         torch::optim::SGD optimizer(model->parameters(), 0.05);
         for (int step = 0; step < 5; ++step) {
           optimizer.zero_grad();
@@ -75,7 +69,7 @@ std::vector<at::Tensor> trained_over(const std::string& backend) {
         }
         return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
       },
-      over(backend));
+      registered_over(backend));
 }
 
 }  // namespace
@@ -100,7 +94,7 @@ TEST_CASE("two backends whose names c10d does not know share a group", "[own_bac
                 ? "waits"
                 : "does not wait"};
       },
-      over("cpu:relay,toy:toy_relay"));
+      registered_over("cpu:relay,toy:toy_relay"));
   const std::vector<std::string> expected{
       "relay_of_a_plugin", "toy", "relay_of_a_plugin", "does not wait", "waits"};
   CHECK(names[0] == expected);
@@ -234,8 +228,7 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
       2,
       [&](const Rank& self) {
         torch::nn::Linear net(4, 8);
-        DistributedDataParallel<torch::nn::Linear> model(
-            net, testing::in(self).init_sync(init_sync));
+        DistributedDataParallel<torch::nn::Linear> model(net, in(self).init_sync(init_sync));
         const auto& backend =
             dynamic_cast<LateMemory&>(*self.group->getBackend(c10::DeviceType::CPU));
         std::vector<int> counts{backend.allocated};
@@ -243,7 +236,7 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
         counts.push_back(backend.allocated);
         return counts;
       },
-      over("late_memory"));
+      registered_over("late_memory"));
   for (const auto& counts : allocated) {
     CHECK((counts[0] > 0) == init_sync);
     CHECK(counts[1] > counts[0]);  // the buckets of the final order
@@ -276,7 +269,7 @@ TEST_CASE("every rank of the parent has a part in making a group", "[own_backend
         const auto by_color = split_group(self.rank == 1 ? -1 : 0, -self.rank, self.group);
         return 0;
       },
-      over("splitting"));
+      registered_over("splitting"));
   using Parts = std::vector<std::string>;
   CHECK(parts_in_groups[0] == Parts{"makes 0 2", "sits out", "makes 2 0"});
   CHECK(parts_in_groups[1] == Parts{"sits out", "sits out", "sits out"});

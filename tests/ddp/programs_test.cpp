@@ -14,6 +14,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -21,15 +22,7 @@
 namespace ddp::programs {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-
-at::Tensor flat(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  for (const auto& tensor : tensors) parts.push_back(tensor.detach().flatten().to(at::kDouble));
-  return torch::cat(parts);
-}
+using namespace testing;
 
 // A policy over two actions: action 0 is right where the first number is above 0.
 class PolicyImpl : public torch::nn::Cloneable<PolicyImpl> {
@@ -119,7 +112,7 @@ struct Training {
 
 // The checksum of parameters, which tells the steps apart.
 double sum_of(const std::vector<at::Tensor>& parameters) {
-  return flat(parameters).sum().item<double>();
+  return flattened(parameters).sum().item<double>();
 }
 
 Training train_policy(const Rank& self) {
@@ -166,7 +159,7 @@ Training train_policy(const Rank& self) {
     if (!of_steps.count(sum)) result.fault = "saved what no step has left";
   }
   result.saved = static_cast<int>(saved.size());
-  result.parameters = flat(policy->parameters());
+  result.parameters = flattened(policy->parameters());
   return result;
 }
 
@@ -221,7 +214,7 @@ at::Tensor train_scene(Scene& scene, const Step& step, const AfterGrowth& after_
       after_growth();
     }
   }
-  return flat(scene->parameters());
+  return flattened(scene->parameters());
 }
 
 // An actor and a critic that share one scale, with one backward pass for both losses.
@@ -257,7 +250,7 @@ Pair train_pair(const std::vector<torch::nn::Linear>& nets, const Losses& losses
   }
   auto parameters = nets[0]->parameters();
   for (const auto& p : nets[1]->parameters()) parameters.push_back(p);
-  result.parameters = flat(parameters);
+  result.parameters = flattened(parameters);
   return result;
 }
 

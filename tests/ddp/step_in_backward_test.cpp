@@ -4,6 +4,9 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
+#include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/warnings.h"
 
@@ -12,10 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 
@@ -23,9 +23,7 @@ torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 16), torch::nn::ReLU(),
       torch::nn::Linear(16, 4));
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
+  draw_normal(*net, 0.3);
   return net;
 }
 
@@ -94,10 +92,8 @@ TEST_CASE("stepping in backward equals stepping after it", "[ranks][step]") {
           train(self, kind, When::After, with_views),
           train(self, kind, When::InBackward, with_views)};
     });
-    for (size_t i = 0; i < results[0][0].size(); ++i) {
-      CHECK(torch::equal(results[0][1][i], results[0][0][i]));
-      CHECK(torch::equal(results[0][1][i], results[1][1][i]));
-    }
+    CHECK(all_equal(results[0][1], results[0][0]));
+    CHECK(all_equal(results[0][1], results[1][1]));
   }
 }
 
@@ -113,10 +109,8 @@ TEST_CASE(
     return std::vector<std::vector<at::Tensor>>{
         train(self, "adam", When::After, options), train(self, "adam", When::InBackward, options)};
   });
-  for (size_t i = 0; i < results[0][0].size(); ++i) {
-    CHECK(torch::equal(results[0][1][i], results[0][0][i]));
-    CHECK(torch::equal(results[0][1][i], results[1][1][i]));
-  }
+  CHECK(all_equal(results[0][1], results[0][0]));
+  CHECK(all_equal(results[0][1], results[1][1]));
 }
 
 TEST_CASE("all ranks step the same parameters when a pass throws", "[ranks][step][errors]") {
@@ -134,27 +128,23 @@ TEST_CASE("all ranks step the same parameters when a pass throws", "[ranks][step
       const auto y = model->forward(torch::ones({5, 8}));
       // In the third step, rank 1's loss depends on the first layer alone.
       const bool astray = step == 2 && self.rank == 1;
-      try {
+      const auto error = error_of<c10::Error>([&] {
         (astray ? net->parameters()[0].sum() + 0 * y.detach().sum() : y.square().sum()).backward();
-      } catch (const c10::Error& error) {
-        outcome.error = error.what_without_backtrace();
-      }
+      });
+      if (!error.empty()) outcome.error = error;
     }
-    for (const auto& p : net->parameters()) outcome.parameters.push_back(p.detach().clone());
+    outcome.parameters = copies_of(net->parameters());
     return outcome;
   });
   CHECK_THAT(
       outcomes[0].error, ContainsText("without gradients for 5 of 6") && ContainsText("rank 1"));
   CHECK(outcomes[0].error == outcomes[1].error);
-  for (size_t i = 0; i < outcomes[0].parameters.size(); ++i) {
-    CHECK(torch::equal(outcomes[0].parameters[i], outcomes[1].parameters[i]));
-  }
+  CHECK(all_equal(outcomes[0].parameters, outcomes[1].parameters));
 }
 
 TEST_CASE("a single rank can train after a backward pass that threw", "[ranks][step]") {
   const auto weights = run_ranks<std::vector<float>>(1, [](const Rank& self) {
-    torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
-    torch::nn::init::constant_(net->weight, 1);
+    auto net = make_linear();
     DistributedDataParallel model(net, in(self));
     model->step_in_backward(std::make_shared<torch::optim::SGD>(net->parameters(), 0.25));
     std::vector<float> seen;
@@ -177,7 +167,7 @@ TEST_CASE("a single rank can train after a backward pass that threw", "[ranks][s
 TEST_CASE("a leftover step() after backward is warned of", "[ranks][step]") {
   const std::string kind = GENERATE("sgd", "adam");
   const bool leftover = GENERATE(false, true);
-  const testing::WarnAlways always;
+  const WarnAlways always;
   const auto counts = run_ranks<int>(1, [&](const Rank& self) {
     auto net = make_net();
     DistributedDataParallel model(net, in(self).bucket_cap_mb(0.0003));
@@ -185,7 +175,7 @@ TEST_CASE("a leftover step() after backward is warned of", "[ranks][step]") {
     if (kind == "sgd") optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 0.01);
     if (kind == "adam") optimizer = std::make_shared<torch::optim::Adam>(net->parameters());
     model->step_in_backward(optimizer);
-    const testing::Warnings warnings;
+    const Warnings warnings;
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
       model->forward(torch::ones({5, 8})).square().sum().backward();

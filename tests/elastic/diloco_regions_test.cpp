@@ -229,9 +229,7 @@ TEST_CASE("a part that is cut over a region is refused", "[ranks][elastic][diloc
     ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
     return error_of([&] { diloco.add("optimizer", zero); });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("has whole, got a ZeroRedundancyOptimizer. Leave it out"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("has whole, got a ZeroRedundancyOptimizer. Leave it out")));
 }
 
 TEST_CASE("what regions that may leave refuse", "[ranks][elastic][diloco][errors]") {
@@ -264,13 +262,11 @@ TEST_CASE("what regions that may leave refuse", "[ranks][elastic][diloco][errors
     CHECK_THAT(errors[1], ContainsText("expected begin() before the first step"));
     return;
   }
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText(
-                   kind == "options" ? "expected the same options and parameters in all regions"
-                   : kind == "both"  ? "expected regions() or coordinator(), got both"
-                                     : "expected all regions at the same step and round"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText(
+                  kind == "options" ? "expected the same options and parameters in all regions"
+                  : kind == "both"  ? "expected regions() or coordinator(), got both"
+                                    : "expected all regions at the same step and round")));
 }
 
 }  // namespace ddp

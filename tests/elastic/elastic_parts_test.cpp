@@ -91,13 +91,11 @@ TEST_CASE("what Elastic refuses", "[ranks][elastic][errors]") {
       run.add(names && self.rank == 1 ? "another" : "number", number);
       run.loop([] { return false; });
     });
-    for (const auto& error : errors) {
-      CHECK_THAT(
-          error,
-          ContainsText(
-              names ? "expected the same parts on every rank, got \""
-                    : "expected every part to be equal on all ranks, but \"number\" differs"));
-    }
+    CHECK_THAT(
+        errors,
+        Each(ContainsText(
+            names ? "expected the same parts on every rank, got \""
+                  : "expected every part to be equal on all ranks, but \"number\" differs")));
   }
   SECTION("addresses and backends") {
     CHECK_THAT(

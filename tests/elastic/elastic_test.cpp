@@ -24,6 +24,8 @@
 
 #include "elastic/test_coordinator.h"
 #include "elastic/usage.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -32,23 +34,14 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-using testing::TestCoordinator;
-using testing::Usage;
-using testing::usage;
+using namespace testing;
 
 constexpr size_t kSamples = 36;
 constexpr size_t kBatch = 3;
 constexpr size_t kEpochs = 2;
 
 struct ElasticNetImpl : torch::nn::Module {
-  ElasticNetImpl() {
-    const torch::NoGradGuard no_grad;
-    for (auto& p : parameters()) {
-      p.copy_(torch::sin(torch::arange(p.numel()) * 1.3 + 0.2).view_as(p) * 0.3);
-    }
-  }
+  ElasticNetImpl() { set_waves(*this, {1.3, 0.2, 0, 0.3}); }
   at::Tensor forward(const at::Tensor& x) { return out(torch::relu(norm(in(x)))); }
   torch::nn::Linear in{register_module("in", torch::nn::Linear(4, 16))};
   torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(16))};
@@ -208,8 +201,7 @@ Result run_once(
       return true;  // as a program that catches too much
     }
   });
-  for (const auto& p : net->parameters()) result.state.push_back(p.detach().clone());
-  for (const auto& b : net->buffers()) result.state.push_back(b.detach().clone());
+  result.state = state_of(*net);
   result.steps = run.steps();
   result.loss_sum = loss_sum;
   result.generation = run.generation().number;
@@ -232,22 +224,11 @@ std::vector<Result> run_all(int size, int min_ranks, const Setup& setup, Failure
   });
 }
 
-bool equal_states(const Result& a, const Result& b) {
-  for (size_t i = 0; i < a.state.size(); ++i) {
-    if (!torch::equal(a.state[i], b.state[i])) return false;
-  }
-  return a.state.size() == b.state.size();
-}
-
 /// Whether a run has ended as one with a whole optimizer. With stage 2 the gradients lie in other
 /// buckets, in which Gloo adds up in another order; shared memory adds up in one order.
 bool equals_whole(const Result& sharded, const Result& whole, const Setup& setup) {
-  double difference = 0;
-  for (size_t i = 0; i < whole.state.size(); ++i) {
-    const auto apart = (sharded.state.at(i) - whole.state[i]).abs().max().item<double>();
-    difference = std::max(difference, apart);
-  }
-  return difference <= (setup.zero_stage == 2 && setup.backend.empty() ? 1e-5 : 0);
+  return largest_difference(sharded.state, whole.state) <=
+         (setup.zero_stage == 2 && setup.backend.empty() ? 1e-5 : 0);
 }
 
 }  // namespace
@@ -266,7 +247,7 @@ TEST_CASE("a lost rank that is replaced leaves no trace in the bits", "[ranks][e
     const auto mended = run_all(3, 3, setup, {rank, step, where});
     for (int r = 0; r < 3; ++r) {
       CAPTURE(r);
-      CHECK(equal_states(mended[r], quiet[0]));
+      CHECK(all_equal(mended[r].state, quiet[0].state));
       CHECK(mended[r].steps == quiet[0].steps);
       CHECK(mended[r].loss_sum == static_cast<double>(quiet[0].steps));
       // Each rank's own: a new process has it as constructed. Where the others have taken the
@@ -296,7 +277,7 @@ TEST_CASE("the others go on without a lost rank, and are equal", "[ranks][elasti
     });
   };
   const auto results = train(setup, 2);
-  CHECK(equal_states(results[0], results[2]));
+  CHECK(all_equal(results[0].state, results[2].state));
   CHECK(results[0].generation == 2);
   // 2 steps of 9 samples, or the first, after which there is a snapshot; what is left of 36 by 6;
   // then 18 samples a rank by 3.
@@ -337,7 +318,7 @@ TEST_CASE("a rank that comes back later trains on with the others", "[ranks][ela
   const auto whole = train(whole_setup);
   const auto results = setup.zero_stage > 0 ? train(setup) : whole;
   for (const auto& result : results) {
-    CHECK(equal_states(result, results[0]));
+    CHECK(all_equal(result.state, results[0].state));
     CHECK(result.generation == 3);
     // A step of 9 samples, 2 of 6, what is left of 36 by 9, then 12 samples a rank by 3.
     CHECK(result.steps == 1 + 2 + 2 + 4);
@@ -366,7 +347,7 @@ TEST_CASE("a lost part of a sharded optimizer comes from its neighbour", "[ranks
     const auto mended = run_all(3, 3, setup, loss.failure);
     for (int r = 0; r < 3; ++r) {
       CAPTURE(r);
-      CHECK(equal_states(mended[r], quiet[0]));
+      CHECK(all_equal(mended[r].state, quiet[0].state));
       CHECK(mended[r].steps == quiet[0].steps);
       CHECK(mended[r].loss_sum == static_cast<double>(quiet[0].steps));
       const bool is_new = r == loss.failure.rank;
@@ -383,7 +364,7 @@ TEST_CASE("a rank that leaves costs no step", "[ranks][elastic]") {
   const int leaver = GENERATE(0, 1);
   const auto results = run_all(3, 2, setup, {leaver, 2, Where::Leaves});
   const auto& one = results[leaver == 0 ? 1 : 0];
-  CHECK(equal_states(one, results[2]));
+  CHECK(all_equal(one.state, results[2].state));
   CHECK(one.generation == 2);
   if (setup.zero_stage > 0) CHECK(one.steps == one.own_steps);
   // Some steps of 9 samples, then of 6; the ranks pause in the turn that learns of it.
@@ -404,7 +385,7 @@ TEST_CASE("a part that is lost with its copy ends the job", "[ranks][elastic][er
   neighbours.step = 1;
   neighbours.where = Where::BeforeForward;
   neighbours.others = &to_come;
-  const auto errors = testing::errors_of_ranks(
+  const auto errors = errors_of_ranks(
       4, [&](const Rank& self) { run_once(self, coordinator.address(), setup, neighbours); });
   int lost = 0, without_state = 0;
   for (const auto& error : errors) {
@@ -420,7 +401,7 @@ TEST_CASE("a part that is lost with its copy comes from the last checkpoint", "[
   // Slot 2 keeps the copy of slot 1's part. There is a checkpoint of step 3, and a snapshot of 4.
   const auto where = GENERATE(Where::BeforeForward, Where::AfterBackward);
   CAPTURE(static_cast<int>(where));
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   Setup setup;
   setup.zero_stage = 2;
   static const auto quiet = run_all(4, 4, setup, {});
@@ -435,7 +416,7 @@ TEST_CASE("a part that is lost with its copy comes from the last checkpoint", "[
   int replaced = 0;
   for (const auto& result : mended) {
     CAPTURE(result.starts);
-    CHECK(equal_states(result, quiet[0]));
+    CHECK(all_equal(result.state, quiet[0].state));
     CHECK(result.steps == quiet[0].steps);
     CHECK(result.loss_sum == static_cast<double>(quiet[0].steps));
     // From step 3 on again; a new process, after it.

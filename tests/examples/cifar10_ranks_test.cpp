@@ -6,6 +6,7 @@
 #include "examples/cifar10/shapes.h"
 #include "examples/cifar10/training.h"
 #include "examples/common/data/cifar.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -17,10 +18,7 @@ namespace {
 using cifar10::Net;
 using cifar10::NetOptions;
 using cifar10::Training;
-using ddp::testing::error_of;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::TemporaryFolder;
+using namespace ddp::testing;
 using examples::LabeledImages;
 
 constexpr int64_t kClasses = 10;
@@ -44,18 +42,6 @@ std::vector<Net> equal_networks(int count, const NetOptions& options) {
     networks.back()->to(at::kDouble);
   }
   return networks;
-}
-
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
-  return result;
-}
-
-std::vector<at::Tensor> state_of(Net& net) {
-  auto state = copies(net->parameters());
-  for (const auto& buffer : copies(net->buffers())) state.push_back(buffer);
-  return state;
 }
 
 // Returns the accuracy of a least-squares fit of the classes to the pixels.
@@ -149,7 +135,7 @@ TEST_CASE("2 ranks with halves train as 1 with the whole batch", "[examples][ran
   // Two batches of 40: in the second epoch every image has another crop and position.
   constexpr size_t kBatch = 40;
   constexpr int64_t kEpochs = 2;
-  const auto start = copies(equal_networks(1, tiny(batch_norm)).front()->parameters());
+  const auto start = copies_of(equal_networks(1, tiny(batch_norm)).front()->parameters());
   const auto train = [&](int size) {
     return run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
       auto shape = tiny(batch_norm);
@@ -160,19 +146,14 @@ TEST_CASE("2 ranks with halves train as 1 with the whole batch", "[examples][ran
       for (size_t i = 0; i < start.size(); ++i) net->parameters()[i].data().copy_(start[i]);
       Training training(options_for(kBatch / size, kEpochs), net, data, self.group);
       for (int64_t epoch = 0; epoch < kEpochs; ++epoch) training.epoch(epoch);
-      return copies(net->parameters());
+      return copies_of(net->parameters());
     });
   };
   const auto one = train(1).front();
   const auto two = train(2);
-  double moved = 0;
-  for (size_t i = 0; i < one.size(); ++i) {
-    CAPTURE(i);
-    CHECK(at::equal(two[0][i], two[1][i]));
-    CHECK((two[0][i] - one[i]).abs().max().item<double>() < 1e-9);
-    moved = std::max(moved, (one[i] - start[i]).abs().max().item<double>());
-  }
-  CHECK(moved > 1e-3);
+  CHECK(all_equal(two[0], two[1]));
+  CHECK(largest_difference(two[0], one) < 1e-9);
+  CHECK(largest_difference(one, start) > 1e-3);
 }
 
 TEST_CASE("a resumed training ends in the same bits", "[examples][ranks]") {
@@ -197,10 +178,7 @@ TEST_CASE("a resumed training ends in the same bits", "[examples][ranks]") {
     for (int64_t epoch = *resumed.checkpointer()->load_latest(); epoch < kEpochs; ++epoch) {
       resumed.epoch(epoch);
     }
-    return Ends{state_of(net), state_of(other)};
+    return Ends{state_of(*net), state_of(*other)};
   });
-  for (const auto& [whole, resumed] : ends) {
-    REQUIRE(whole.size() == resumed.size());
-    for (size_t i = 0; i < whole.size(); ++i) CHECK(at::equal(whole[i], resumed[i]));
-  }
+  for (const auto& [whole, resumed] : ends) CHECK(all_equal(whole, resumed));
 }

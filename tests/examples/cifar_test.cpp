@@ -205,79 +205,61 @@ TEST_CASE("a missing CIFAR file is named, with what to do", "[examples][errors]"
   }
 }
 
-TEST_CASE("an empty CIFAR file is refused", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto ten = folder.write("test_batch.bin", "");
-  CHECK(
-      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
-      ten +
-          ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found an "
-          "empty file. Fetch it again with scripts/download_cifar.sh.");
-}
-
-TEST_CASE("a CIFAR file that ends within a record is refused", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto ten = folder.write("test_batch.bin", records({one(1), one(2)}).substr(0, 6145));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
-      ten +
-          ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found "
-          "6145 bytes: 1 records and 3072 bytes more. The file is cut short or too long: fetch it "
-          "again with scripts/download_cifar.sh.");
-  const auto hundred = folder.write("test.bin", records({coarse_and_fine(1, 2)}) + "more");
-  CHECK(
-      error_of<c10::ValueError>([&] { read_cifar100(folder.path(), "test"); }) ==
-      hundred +
-          ": expected records of 3074 bytes (CIFAR-100: a coarse label, a fine label and 3072 "
-          "bytes of pixels), found 3078 bytes: 1 records and 4 bytes more. The file is cut short "
-          "or too long: fetch it again with scripts/download_cifar.sh --100.");
-}
-
-TEST_CASE("a file of the other CIFAR is recognized by its size", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto ten =
-      folder.write("test_batch.bin", records({coarse_and_fine(1, 2), coarse_and_fine(3, 4)}));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
-      ten +
-          ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found "
-          "6148 bytes: 2 records of CIFAR-100 (3074 bytes: a coarse label, a fine label and 3072 "
-          "bytes of pixels). Read it as that, or fetch CIFAR-10 with scripts/download_cifar.sh.");
-  folder.write("test.bin", records({one(1), one(2), one(3)}));
-  CHECK_THAT(
-      error_of<c10::ValueError>([&] { read_cifar100(folder.path(), "test"); }),
-      ContainsText("found 9219 bytes: 3 records of CIFAR-10 (3073 bytes: a label and 3072 bytes of "
-                   "pixels). Read it as that, or fetch CIFAR-100 with scripts/download_cifar.sh "
-                   "--100."));
-}
-
-TEST_CASE("a CIFAR label out of range is named with its position", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto ten = folder.write("test_batch.bin", records({one(9), one(0), one(10)}));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
-      ten +
-          ": expected labels from 0 to 9, found 10 at position 2. The file is damaged or not of "
-          "CIFAR-10: fetch it again with scripts/download_cifar.sh.");
-
+TEST_CASE("a damaged CIFAR file is refused, with what to do", "[examples][errors]") {
+  struct Bad {
+    int classes;  // 10 or 100
+    std::string bytes;
+    std::string text;  // after the path
+  };
+  const std::string record_of_10 = "3073 bytes (CIFAR-10: a label and 3072 bytes of pixels)";
+  const std::string record_of_100 =
+      "3074 bytes (CIFAR-100: a coarse label, a fine label and 3072 bytes of pixels)";
+  const std::string cut = "The file is cut short or too long: fetch it again with ";
+  const std::string damaged_100 =
+      "The file is damaged or not of CIFAR-100: fetch it again with "
+      "scripts/download_cifar.sh --100.";
+  const std::vector<Bad> files{
+      {10, "",
+       ": expected records of " + record_of_10 +
+           ", found an empty file. Fetch it again with scripts/download_cifar.sh."},
+      {10, records({one(1), one(2)}).substr(0, 6145),
+       ": expected records of " + record_of_10 +
+           ", found 6145 bytes: 1 records and 3072 bytes more. " + cut +
+           "scripts/download_cifar.sh."},
+      {100, records({coarse_and_fine(1, 2)}) + "more",
+       ": expected records of " + record_of_100 +
+           ", found 3078 bytes: 1 records and 4 bytes more. " + cut +
+           "scripts/download_cifar.sh --100."},
+      // Files of the other data set, by their size.
+      {10, records({coarse_and_fine(1, 2), coarse_and_fine(3, 4)}),
+       ": expected records of " + record_of_10 +
+           ", found 6148 bytes: 2 records of CIFAR-100 (3074 bytes: a coarse label, a fine label "
+           "and 3072 bytes of pixels). Read it as that, or fetch CIFAR-10 with "
+           "scripts/download_cifar.sh."},
+      {100, records({one(1), one(2), one(3)}),
+       ": expected records of " + record_of_100 +
+           ", found 9219 bytes: 3 records of CIFAR-10 (3073 bytes: a label and 3072 bytes of "
+           "pixels). Read it as that, or fetch CIFAR-100 with scripts/download_cifar.sh --100."},
+      {10, records({one(9), one(0), one(10)}),
+       ": expected labels from 0 to 9, found 10 at position 2. The file is damaged or not of "
+       "CIFAR-10: fetch it again with scripts/download_cifar.sh."},
+      {100, records({coarse_and_fine(19, 99), coarse_and_fine(0, 100)}),
+       ": expected fine labels from 0 to 99, found 100 at position 1. " + damaged_100},
+      {100, records({coarse_and_fine(20, 0)}),
+       ": expected coarse labels from 0 to 19, found 20 at position 0. " + damaged_100},
+      {100, records({coarse_and_fine(0, 255)}),
+       ": expected fine labels from 0 to 99, found 255 at position 0. " + damaged_100}};
   // Both labels are checked, whichever one is asked for.
   const auto asked = GENERATE(CifarLabels::kFine, CifarLabels::kCoarse);
-  const auto read100 = [&] { read_cifar100(folder.path(), "test", asked); };
-  const auto hundred = folder.file("test.bin");
-  folder.write("test.bin", records({coarse_and_fine(19, 99), coarse_and_fine(0, 100)}));
-  CHECK(
-      error_of<c10::ValueError>(read100) ==
-      hundred +
-          ": expected fine labels from 0 to 99, found 100 at position 1. The file is damaged or "
-          "not of CIFAR-100: fetch it again with scripts/download_cifar.sh --100.");
-  folder.write("test.bin", records({coarse_and_fine(20, 0)}));
-  CHECK_THAT(
-      error_of<c10::ValueError>(read100),
-      ContainsText(hundred + ": expected coarse labels from 0 to 19, found 20 at position 0. The"));
-  folder.write("test.bin", records({coarse_and_fine(0, 255)}));
-  CHECK_THAT(
-      error_of<c10::ValueError>(read100),
-      ContainsText("expected fine labels from 0 to 99, found 255"));
+  const TemporaryFolder folder;
+  for (const auto& [classes, bytes, text] : files) {
+    const auto path = folder.write(classes == 10 ? "test_batch.bin" : "test.bin", bytes);
+    const auto error = error_of<c10::ValueError>([&, classes = classes] {
+      classes == 10 ? read_cifar10(folder.path(), "test")
+                    : read_cifar100(folder.path(), "test", asked);
+    });
+    CHECK(error == path + text);
+  }
 }
 
 TEST_CASE("a split that CIFAR does not have is refused", "[examples][errors]") {

@@ -46,8 +46,7 @@ TEST_CASE("gan learns digits on two ranks, and draws them", "[examples][process]
   CHECK(untrained > 35);
   CHECK(number_after(job.output, "epoch 4/4: .* distance ") < 0.75 * untrained);
 
-  std::ifstream file(picture, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto bytes = ddp::testing::read_bytes(picture);
   const std::string header = "P5\n360 360\n255\n";
   CHECK(bytes.compare(0, header.size(), header) == 0);
   CHECK(bytes.size() == header.size() + 360 * 360);

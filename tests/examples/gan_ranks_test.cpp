@@ -11,6 +11,7 @@
 #include "examples/gan/frechet_distance.h"
 #include "examples/gan/picture.h"
 #include "examples/gan/training.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -21,7 +22,9 @@
 namespace gan {
 namespace {
 
+using ddp::testing::all_equal;
 using ddp::testing::error_of;
+using ddp::testing::largest_difference;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
 using ddp::testing::TemporaryFolder;
@@ -55,24 +58,9 @@ NetworkOptions without_batch_norm() {
 Tensors state_of(const Networks& networks) {
   Tensors state;
   for (const auto& network : {networks.generator, networks.discriminator}) {
-    for (const auto& tensor : network->parameters()) state.push_back(tensor.detach().clone());
-    for (const auto& tensor : network->buffers()) state.push_back(tensor.clone());
+    for (const auto& tensor : ddp::testing::state_of(*network)) state.push_back(tensor);
   }
   return state;
-}
-
-double difference(const Tensors& a, const Tensors& b) {
-  double most = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return most;
-}
-
-bool equal(const Tensors& a, const Tensors& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return at::equal(x, y);
-  });
 }
 
 examples::LabeledImages digits() { return examples::read_mnist(GAN_DEFAULT_DATA, "train"); }
@@ -200,8 +188,8 @@ TEST_CASE("2 ranks with halves of a batch train both networks as 1 rank", "[exam
   const auto start = state_of(equal_networks(1, without_batch_norm()).front());
   const auto one = train(1).front();
   const auto two = train(2);
-  CHECK(equal(two[0].state, two[1].state));
-  CHECK(difference(two[0].state, one.state) < 1e-9);
+  CHECK(all_equal(two[0].state, two[1].state));
+  CHECK(largest_difference(two[0].state, one.state) < 1e-9);
   CHECK(
       (two[0].last.discriminator + two[1].last.discriminator) / 2 ==
       Approx(one.last.discriminator).epsilon(1e-9));
@@ -265,9 +253,9 @@ TEST_CASE("a training of both networks is repeatable to the bit", "[examples][ra
     });
   };
   const auto first = train(1);
-  CHECK(equal(first[0], first[1]));  // including BatchNorm's statistics
-  CHECK(equal(train(1)[0], first[0]));
-  CHECK_FALSE(equal(train(2)[0], first[0]));
+  CHECK(all_equal(first[0], first[1]));  // including BatchNorm's statistics
+  CHECK(all_equal(train(1)[0], first[0]));
+  CHECK_FALSE(all_equal(train(2)[0], first[0]));
 }
 
 }  // namespace gan

@@ -80,76 +80,47 @@ TEST_CASE("a missing file is named, with what to do", "[examples][errors]") {
   }
 }
 
-TEST_CASE("another magic number is refused", "[examples][errors]") {
+TEST_CASE("files that are no IDX files, or damaged, are refused", "[examples][errors]") {
+  struct Bad {
+    int64_t classes;  // of labels; 0: read as images
+    std::string bytes;
+    std::string text;  // after the path
+  };
+  const std::vector<Bad> files{
+      {0, header({kLabels, 20}) + elements(20),
+       ": expected the magic number 0x00000803 (unsigned bytes, 3 dimensions), found 0x00000801."},
+      {10, header({kImages, 2, 3, 4}) + elements(24),
+       ": expected the magic number 0x00000801 (unsigned bytes, 1 dimension), found 0x00000803."},
+      {0, "\x1f\x8b\x08\x08 and so on: more than a header",
+       ": expected the magic number 0x00000803 (unsigned bytes, 3 dimensions), found 0x1f8b0808. "
+       "It is a gzip file: unpack it with gunzip."},
+      {0, header({kImages, 2, 3}),
+       ": expected a header of 16 bytes, found a file of 12. The file is cut short: fetch it "
+       "again."},
+      {10, "",
+       ": expected a header of 8 bytes, found a file of 0. The file is cut short: fetch it again."},
+      {0, header({kImages, 2, 3, 4}) + elements(23),
+       ": expected 2 x 3 x 4 = 24 bytes after the header, found 23. The file is cut short: fetch "
+       "it again."},
+      {10, header({kLabels, 10}) + elements(11),
+       ": expected 10 = 10 bytes after the header, found 11. The file is too long: fetch it "
+       "again."},
+      // 2^64 elements: the product must not wrap around to a small number.
+      {0, header({kImages, 1u << 31, 1u << 31, 4}),
+       ": expected 2147483648 x 2147483648 x 4 = 9223372036854775807 bytes after the header, found "
+       "0. The file is cut short: fetch it again."},
+      {0, header({kImages, 2, 0, 4}), ": expected sizes of at least 1, found 2 x 0 x 4."},
+      {10, header({kLabels, 4}) + "\x01\x09\x0a\x02",
+       ": expected labels from 0 to 9, found 10 at position 2."},
+      {11, header({kLabels, 4}) + "\x01\x09\x0a\x02", ""}};
   const TemporaryFolder folder;
-  const auto labels = folder.write("labels", header({kLabels, 20}) + elements(20));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_idx_images(labels); }) ==
-      labels +
-          ": expected the magic number 0x00000803 (unsigned bytes, 3 dimensions), found "
-          "0x00000801.");
-  const auto images = folder.write("images", header({kImages, 2, 3, 4}) + elements(24));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_idx_labels(images, 10); }) ==
-      images +
-          ": expected the magic number 0x00000801 (unsigned bytes, 1 dimension), found "
-          "0x00000803.");
-  const auto packed = folder.write("packed", "\x1f\x8b\x08\x08 and so on: more than a header");
-  CHECK_THAT(
-      error_of<c10::ValueError>([&] { read_idx_images(packed); }),
-      ContainsText("found 0x1f8b0808. It is a gzip file: unpack it with gunzip."));
-}
-
-TEST_CASE("a file shorter than its header is refused", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto images = folder.write("images", header({kImages, 2, 3}));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_idx_images(images); }) ==
-      images +
-          ": expected a header of 16 bytes, found a file of 12. The file is cut short: fetch "
-          "it again.");
-  const auto labels = folder.write("labels", "");
-  CHECK_THAT(
-      error_of<c10::ValueError>([&] { read_idx_labels(labels, 10); }),
-      ContainsText("expected a header of 8 bytes, found a file of 0"));
-}
-
-TEST_CASE("a length that the header contradicts is refused", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto cut = folder.write("cut", header({kImages, 2, 3, 4}) + elements(23));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_idx_images(cut); }) ==
-      cut +
-          ": expected 2 x 3 x 4 = 24 bytes after the header, found 23. The file is cut short: "
-          "fetch it again.");
-  const auto extra = folder.write("long", header({kLabels, 10}) + elements(11));
-  CHECK(
-      error_of<c10::ValueError>([&] { read_idx_labels(extra, 10); }) ==
-      extra +
-          ": expected 10 = 10 bytes after the header, found 11. The file is too long: fetch "
-          "it again.");
-  // 2^96 elements: the product must not wrap around to a small number.
-  const auto huge = folder.write("huge", header({kImages, 1u << 31, 1u << 31, 4}));
-  CHECK_THAT(
-      error_of<c10::ValueError>([&] { read_idx_images(huge); }),
-      ContainsText("found 0. The file is cut"));
-}
-
-TEST_CASE("an empty dimension is refused", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto path = folder.write("images", header({kImages, 2, 0, 4}));
-  CHECK(error_of<c10::ValueError>([&] {
-          read_idx_images(path);
-        }) == path + ": expected sizes of at least 1, found 2 x 0 x 4.");
-}
-
-TEST_CASE("a label out of range is named with its position", "[examples][errors]") {
-  const TemporaryFolder folder;
-  const auto path = folder.write("labels", header({kLabels, 4}) + "\x01\x09\x0a\x02");
-  CHECK(error_of<c10::ValueError>([&] {
-          read_idx_labels(path, 10);
-        }) == path + ": expected labels from 0 to 9, found 10 at position 2.");
-  CHECK(error_of<c10::ValueError>([&] { read_idx_labels(path, 11); }).empty());
+  for (const auto& [classes, bytes, text] : files) {
+    const auto path = folder.write("file", bytes);
+    const auto error = error_of<c10::ValueError>([&, classes = classes] {
+      classes == 0 ? read_idx_images(path) : read_idx_labels(path, classes);
+    });
+    CHECK(error == (text.empty() ? "" : path + text));
+  }
 }
 
 TEST_CASE("images and labels must have equal counts", "[examples][errors]") {

@@ -7,6 +7,7 @@
 #include "examples/common/data/idx.h"
 #include "examples/common/data/image_dataset.h"
 #include "examples/mnist/training.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -76,11 +77,8 @@ TEST_CASE("2 ranks with batch 32 follow 1 rank with batch 64", "[examples][ranks
     const double mean = (two[0].losses[step] + two[1].losses[step]) / 2;
     CHECK(mean == Approx(one.losses[step]).epsilon(1e-5));
   }
-  for (size_t i = 0; i < one.parameters.size(); ++i) {
-    CAPTURE(i);
-    CHECK(torch::equal(two[0].parameters[i], two[1].parameters[i]));
-    CHECK(torch::allclose(two[0].parameters[i], one.parameters[i], 0, 1e-5));
-  }
+  CHECK(ddp::testing::all_equal(two[0].parameters, two[1].parameters));
+  CHECK(ddp::testing::all_close(two[0].parameters, one.parameters, 0, 1e-5));
 }
 
 TEST_CASE("the ranks' parts of the test split hold every sample once", "[examples][ranks]") {

@@ -1,4 +1,5 @@
 #include "examples/mnist/options.h"
+#include "support/error_of.h"
 
 #include <sstream>
 #include <string>
@@ -19,12 +20,7 @@ mnist::Options parse(const std::vector<const char*>& arguments) {
 }
 
 std::string refused(const std::vector<const char*>& arguments) {
-  try {
-    parse(arguments);
-  } catch (const mnist::UsageError& error) {
-    return error.what();
-  }
-  return "";
+  return ddp::testing::error_of<mnist::UsageError>([&] { parse(arguments); });
 }
 
 }  // namespace

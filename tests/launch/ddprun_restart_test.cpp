@@ -20,12 +20,6 @@ namespace {
 const std::string kSayAttempt =
     "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; ";
 
-std::string contents_of(const std::string& file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
-
 }  // namespace
 
 TEST_CASE("after a failure all ranks start again, and restarts are counted", "[process]") {
@@ -103,7 +97,7 @@ TEST_CASE("--log-dir keeps what each rank writes in each attempt", "[process]") 
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (int rank = 0; rank < 2; ++rank) {
       CAPTURE(attempt, rank);
-      const auto text = contents_of(
+      const auto text = read_bytes(
           logs + "/attempt_" + std::to_string(attempt) + "/rank_" + std::to_string(rank) + ".log");
       CHECK(
           sorted_lines(text) ==

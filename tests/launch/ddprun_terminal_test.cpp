@@ -9,6 +9,7 @@
 
 #include "launch/pipe.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -113,8 +114,7 @@ TEST_CASE("a file and a pipe get plain lines", "[process]") {
     command += "' ";
   }
   CHECK(run({"sh", "-c", command + ">" + file}).code == 0);
-  std::ifstream stream(file, std::ios::binary);
-  CHECK(std::string(std::istreambuf_iterator<char>(stream), {}) == plain);
+  CHECK(read_bytes(file) == plain);
 }
 
 TEST_CASE("a system without pseudo-terminals gives ranks pipes", "[process]") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
@@ -21,11 +24,8 @@ namespace ddp::testing {
 constexpr int64_t kPipelineWidth = 5;
 
 inline void draw_parameters(torch::nn::Module& module, uint64_t seed) {
-  const torch::NoGradGuard no_grad;
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   module.to(torch::kDouble);
-  for (auto& p : module.parameters())
-    p.copy_(torch::randn(p.sizes(), generator, p.options()) * 0.4);
+  draw_normal(module, 0.4, seed);
 }
 
 /// Layer k; it has the same values wherever it is made.
@@ -41,6 +41,17 @@ struct LayerImpl : torch::nn::Module {
   torch::nn::Linear fc;
 };
 TORCH_MODULE(Layer);
+
+/// Layer k, whose forward is `run`.
+struct RunLayerImpl : torch::nn::Module {
+  using Run = std::function<at::Tensor(Layer& layer, const at::Tensor& x)>;
+  RunLayerImpl(int64_t k, Run run)
+      : layer(register_module("layer", Layer(k))), run(std::move(run)) {}
+  at::Tensor forward(const at::Tensor& x) { return run(layer, x); }
+  Layer layer;
+  Run run;
+};
+TORCH_MODULE(RunLayer);
 
 struct PipelineBatch {
   at::Tensor input, target;
@@ -80,19 +91,6 @@ struct WholeNet {
   }
   std::vector<Layer> layers;
 };
-
-/// The largest difference between two lists of tensors.
-inline double largest_difference(
-    const std::vector<at::Tensor>& ones, const std::vector<at::Tensor>& others) {
-  if (ones.size() != others.size()) return 1e300;
-  double largest = 0;
-  for (size_t i = 0; i < ones.size(); ++i) {
-    if (ones[i].sizes() != others[i].sizes()) return 1e300;
-    if (ones[i].numel() == 0) continue;
-    largest = std::max(largest, (ones[i] - others[i]).abs().max().item<double>());
-  }
-  return largest;
-}
 
 /// Counts the calls of c10d's operators on this thread, by name: "c10d::send".
 class CountedCalls {

@@ -132,8 +132,7 @@ TEST_CASE("all ranks of a mesh skip a step whose gradients overflow on one of th
           return scaler.scale(loss);
         }));
         MeshRun plain(mesh, {});
-        std::vector<at::Tensor> start;
-        for (const auto& p : plain.stage->parameters()) start.push_back(p.detach().clone());
+        const auto start = copies_of(plain.stage->parameters());
         std::vector<bool> stepped;
         for (size_t s = 0; s < overflows_on.size(); ++s) {
           scaled.stage->overflows = overflows_on[s] == self.rank;

@@ -19,22 +19,13 @@ using namespace ddp::testing;
 
 namespace {
 
-struct SlowImpl : torch::nn::Module {
-  explicit SlowImpl(int64_t k, std::chrono::milliseconds takes)
-      : layer(register_module("layer", Layer(k))), takes(takes) {}
-  at::Tensor forward(const at::Tensor& x) {
-    std::this_thread::sleep_for(takes);
-    return layer->forward(x);
-  }
-  Layer layer;
-  std::chrono::milliseconds takes;
-};
-TORCH_MODULE(Slow);
-
 TEST_CASE("an action begins when its tensors have come") {
   constexpr std::chrono::milliseconds kTakes{60};
   const auto begins = run_ranks<double>(2, [&](const Rank& self) {
-    const Slow layer(self.rank, self.rank == 0 ? kTakes : std::chrono::milliseconds(0));
+    const RunLayer layer(self.rank, [&](Layer& own, const at::Tensor& x) {
+      if (self.rank == 0) std::this_thread::sleep_for(kTakes);
+      return own->forward(x);
+    });
     ddp::PipelineStage pipeline(
         layer, self.rank, 2, pipeline_loss,
         ddp::PipelineOptions().process_group(self.group).microbatches(1));
@@ -79,8 +70,7 @@ TEST_CASE("stats() has the actions of the schedule, and write_trace a row a stag
     if (all.steps[3].actions.at(1).begin_ms <= 0) return "gathered";
     const TemporaryFolder folder;
     ddp::write_trace(folder.file("trace.json"), all);
-    std::ifstream file(folder.file("trace.json"));
-    std::string trace{std::istreambuf_iterator<char>(file), {}};
+    const auto trace = read_bytes(folder.file("trace.json"));
     const auto count = [&](const std::string& text) {
       int64_t found = 0;
       for (auto at = trace.find(text); at != std::string::npos; at = trace.find(text, at + 1)) {

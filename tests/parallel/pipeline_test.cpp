@@ -54,8 +54,8 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
     double largest = run.train(9, 0);
     const auto gradients = [&] {
       std::vector<at::Tensor> all;
-      for (const auto& p : run.pipeline.parameters()) all.push_back(p.grad().clone());
-      return all;
+      for (const auto& p : run.pipeline.parameters()) all.push_back(p.grad());
+      return copies_of(all);
     };
     const auto before = gradients();
     for (const int64_t rows : {8, 3, 1}) {
@@ -67,7 +67,8 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
       }
       if (output.defined()) {
         const torch::NoGradGuard no_grad;
-        largest = std::max(largest, largest_difference({run.whole.forward(batch.input)}, {output}));
+        largest =
+            std::max(largest, ddp::testing::difference(run.whole.forward(batch.input), output));
       }
     }
     return std::max({largest, largest_difference(before, gradients()), run.train(8, 1)});
@@ -75,26 +76,18 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
   CHECK(difference < 1e-12);
 }
 
-/// Tells whether a graph would be built.
-struct GraphlessImpl : torch::nn::Module {
-  explicit GraphlessImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    builds_graph = builds_graph || torch::GradMode::is_enabled() || x.requires_grad();
-    return layer->forward(x);
-  }
-  Layer layer;
-  bool builds_graph = false;
-};
-TORCH_MODULE(Graphless);
-
 TEST_CASE("evaluation builds no graphs") {
   const auto graphs = run_ranks<int>(2, [](const Rank& self) -> int {
-    const Graphless layer(self.rank);
+    bool builds_graph = false;
+    const RunLayer layer(self.rank, [&](Layer& own, const at::Tensor& x) {
+      builds_graph = builds_graph || torch::GradMode::is_enabled() || x.requires_grad();
+      return own->forward(x);
+    });
     ddp::PipelineStage pipeline(layer, self.rank, 2, pipeline_loss, options_of(self, kOneFOneB, 2));
     std::vector<at::Tensor> inputs;
     if (self.rank == 0) inputs.push_back(pipeline_batch(4, 0).input);
     pipeline.eval(inputs);
-    return layer->builds_graph;
+    return builds_graph;
   });
   CHECK(graphs == std::vector<int>{0, 0});
 }

@@ -160,17 +160,6 @@ TEST_CASE("replicas that add up gradients accumulate over several steps") {
   for (const auto difference : differences) CHECK(difference < 1e-12);
 }
 
-/// Uses its argument in every other forward only.
-struct DetachingImpl : torch::nn::Module {
-  DetachingImpl() : layer(register_module("layer", Layer(1))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return layer->forward(++forwards % 2 == 0 ? x.detach() : x);
-  }
-  Layer layer;
-  int64_t forwards = 0;
-};
-TORCH_MODULE(Detaching);
-
 TEST_CASE("a stage without a gradient in its last backward still reduces with the other replicas") {
   const auto differences = run_ranks<double>(4, [](const Rank& self) {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
@@ -178,7 +167,11 @@ TEST_CASE("a stage without a gradient in its last backward still reduces with th
     const auto options = ddp::PipelineOptions().process_group(mesh.group("pp")).microbatches(2);
     const auto batch = pipeline_batch(4, dp->getRank());
     if (mesh.rank("pp") == 1) {
-      ddp::DistributedDataParallel model(Detaching(), replicas(dp));
+      // Uses its argument in every other forward only.
+      const RunLayer layer(1, [forwards = 0](Layer& own, const at::Tensor& x) mutable {
+        return own->forward(++forwards % 2 == 0 ? x.detach() : x);
+      });
+      ddp::DistributedDataParallel model(layer, replicas(dp));
       ddp::PipelineStage(model, 1, 2, pipeline_loss, options).step({}, batch.target);
       return 0.0;
     }
@@ -408,19 +401,6 @@ TEST_CASE("buckets are reduced in the last backward, each as soon as its gradien
         "gAgAgAgA");
 }
 
-/// A layer that tells of its forward, 'f', and of its backward, 'b'.
-struct ToldImpl : torch::nn::Module {
-  explicit ToldImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    StepEvents::events().push_back('f');
-    const auto y = layer->forward(x);
-    y.register_hook([](const at::Tensor&) { StepEvents::events().push_back('b'); });
-    return y;
-  }
-  Layer layer;
-};
-TORCH_MODULE(Told);
-
 TEST_CASE("units of a stage are gathered and reduced once a step, while others compute") {
   using S = ddp::PipelineSchedule;
   const auto schedule = GENERATE(S::OneFOneB, S::GPipe);
@@ -428,7 +408,13 @@ TEST_CASE("units of a stage are gathered and reduced once a step, while others c
     const auto options = ddp::FullyShardedOptions().process_group(dp);
     torch::nn::Sequential units;
     for (const int64_t k : {0, 1}) {
-      units->push_back(ddp::FullyShardedDataParallel(Told(2 * stage + k), options));
+      const RunLayer layer(2 * stage + k, [](Layer& own, const at::Tensor& x) {
+        StepEvents::events().push_back('f');
+        const auto y = own->forward(x);
+        y.register_hook([](const at::Tensor&) { StepEvents::events().push_back('b'); });
+        return y;
+      });
+      units->push_back(ddp::FullyShardedDataParallel(layer, options));
     }
     return ddp::FullyShardedDataParallel(units, options);
   });
@@ -444,22 +430,6 @@ TEST_CASE("units of a stage are gathered and reduced once a step, while others c
   }
 }
 
-/// A stage whose backward of micro-batch 2 throws.
-struct FaultyImpl : torch::nn::Module {
-  explicit FaultyImpl(bool throws) : layer(register_module("layer", Layer(0))), throws(throws) {}
-  at::Tensor forward(const at::Tensor& x) {
-    auto y = layer->forward(x);
-    if (throws && forwards++ == 2) {
-      y.register_hook([](const at::Tensor&) { throw std::runtime_error("boom"); });
-    }
-    return y;
-  }
-  Layer layer;
-  bool throws;
-  int64_t forwards = 0;
-};
-TORCH_MODULE(Faulty);
-
 TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordinate", "[errors]") {
   constexpr int kThrower = 5;
   using Clock = std::chrono::steady_clock;
@@ -469,9 +439,16 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
       [&](const Rank& self) {
         const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
         const int stage = mesh.rank("pp");
+        // The backward of micro-batch 2 throws.
+        const RunLayer layer(0, [&, forwards = 0](Layer& own, const at::Tensor& x) mutable {
+          auto y = own->forward(x);
+          if (self.rank == kThrower && forwards++ == 2) {
+            y.register_hook([](const at::Tensor&) { throw std::runtime_error("boom"); });
+          }
+          return y;
+        });
         ddp::PipelineStage pipeline(
-            Faulty(self.rank == kThrower), stage, 2, pipeline_loss,
-            ddp::PipelineOptions().process_group(mesh.group("pp")));
+            layer, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
         const auto batch = pipeline_batch(8, 0);
         std::vector<at::Tensor> inputs;
         if (stage == 0) inputs.push_back(batch.input);
@@ -490,11 +467,10 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
         }
       },
       kLongTimeout);
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
-                   ContainsText("boom"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
+                  ContainsText("boom")));
   CHECK(*std::max_element(seconds.begin(), seconds.end()) < 20);
 }
 

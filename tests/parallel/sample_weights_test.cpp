@@ -8,7 +8,8 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
-#include "support/fixed_values.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -16,10 +17,7 @@
 namespace ddp::sample_weights {
 namespace {
 
-using testing::error_of;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr int64_t kWidth = 4;
 using Rows = std::vector<int64_t>;  // by rank
@@ -55,7 +53,8 @@ class NormalizedImpl : public torch::nn::Module {
     blocks->push_back(torch::nn::Tanh());
     register_module("blocks", blocks);
     last = register_module("last", torch::nn::Linear(6, 1));
-    testing::set_fixed_values(*this);
+    to(at::kDouble);
+    set_waves(*this);
   }
   at::Tensor forward(const at::Tensor& x) {
     return last(checkpoints_ ? checkpoint(blocks, x) : blocks->forward(x)).squeeze(1);
@@ -70,20 +69,6 @@ TORCH_MODULE(Normalized);
 
 at::Tensor mean_loss(const at::Tensor& y) {
   return y.numel() == 0 ? y.sum() * 0 : (y - 0.3).square().mean();
-}
-
-std::vector<at::Tensor> gradients_of(const torch::nn::Module& net) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& p : net.parameters()) gradients.push_back(p.grad().detach().clone());
-  return gradients;
-}
-
-double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  double difference = a.size() == b.size() ? 0 : 1e9;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference = std::max(difference, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return difference;
 }
 
 std::vector<at::Tensor> normalized_in_one_process(const std::vector<Rows>& passes) {
@@ -121,7 +106,8 @@ at::Tensor contrastive(const at::Tensor& z, const Rows& rows, const Rank& self) 
 
 torch::nn::Linear embedding() {
   torch::nn::Linear net(kWidth, 3);
-  testing::set_fixed_values(*net);
+  net->to(at::kDouble);
+  set_waves(*net);
   return net;
 }
 
@@ -156,7 +142,7 @@ TEST_CASE("SyncBatchNorm with uneven batches that are weighted", "[ranks][weight
         for (int pass = 0; pass < 2; ++pass) {
           mean_loss(model->forward(own_rows(rows, pass, self))).backward();
         }
-        difference = std::max(difference, worst(gradients_of(*net), expected));
+        difference = std::max(difference, largest_difference(gradients_of(*net), expected));
       }
     };
     if (mode == "early_end") {
@@ -188,7 +174,7 @@ TEST_CASE("SyncBatchNorm in a model that returns its loss", "[ranks][weights][ma
       backward(0);
     }
     backward(1);
-    return worst(gradients_of(*net), expected);
+    return largest_difference(gradients_of(*net), expected);
   });
   for (const double difference : seen) CHECK(difference < 1e-12);
 }
@@ -204,7 +190,7 @@ TEST_CASE("SyncBatchNorm of a part of the ranks with weighted batches", "[ranks]
     Normalized normalized(split_group(self.rank / 2, self.rank, self.group));
     DistributedDataParallel model(normalized, weighted(self).broadcast_buffers(false));
     mean_loss(model->forward(own_rows(rows, 0, self))).backward();
-    return worst(gradients_of(*normalized), expected);
+    return largest_difference(gradients_of(*normalized), expected);
   });
   for (const double difference : seen) CHECK(difference < 1e-12);
 }
@@ -223,7 +209,8 @@ TEST_CASE("accumulation through SyncBatchNorm keeps each rank's part", "[ranks][
     const auto error =
         error_of([&] { mean_loss(model->forward(own_rows(last, 1, self))).backward(); });
     if (!error.empty()) return error;
-    const auto difference = worst(gradients_of(*net), normalized_in_one_process({rows, last}));
+    const auto difference =
+        largest_difference(gradients_of(*net), normalized_in_one_process({rows, last}));
     return std::string(difference < 1e-12 ? "right" : "wrong");
   });
   for (const auto& text : seen) {
@@ -257,7 +244,7 @@ TEST_CASE("a loss over gathered embeddings of uneven batches", "[ranks][weights]
         if (keeps_graph) loss.backward({}, /*retain_graph=*/true);
         loss.backward();
       }
-      difference = std::max(difference, worst(gradients_of(*net), expected));
+      difference = std::max(difference, largest_difference(gradients_of(*net), expected));
     }
     return difference;
   });
@@ -280,7 +267,8 @@ TEST_CASE("accumulation of a loss over gathered embeddings", "[ranks][weights][e
     }
     const auto error = error_of([&] { backward(last, 1); });
     if (!error.empty()) return error;
-    const auto difference = worst(gradients_of(*net), contrastive_in_one_process({rows, last}));
+    const auto difference =
+        largest_difference(gradients_of(*net), contrastive_in_one_process({rows, last}));
     return std::string(difference < 1e-12 ? "right" : "wrong");
   });
   for (const auto& text : seen) {
@@ -309,13 +297,13 @@ TEST_CASE("a gradient penalty through a gathered embedding", "[ranks][weights][m
     const auto padded = torch::constant_pad_nd(own, {0, 0, 0, 5 - own.size(0)});
     const auto all = functional::all_gather(padded, 0, self.group);
     penalty(own, own.matmul(all.t()).square().sum(1)).backward();
-    return worst(gradients_of(*net), expected);
+    return largest_difference(gradients_of(*net), expected);
   });
   for (const double difference : seen) CHECK(difference < 1e-12);
 }
 
 TEST_CASE("gradients of models whose parts of the samples differ", "[ranks][weights][errors]") {
-  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     DistributedDataParallel first(embedding(), weighted(self)), second(embedding(), weighted(self));
     const auto rows = self.rank == 0 ? 3 : 1;
     const auto a = first->forward(torch::ones({rows, kWidth}, at::kDouble));
@@ -323,13 +311,11 @@ TEST_CASE("gradients of models whose parts of the samples differ", "[ranks][weig
     const auto sum = functional::reduce_scatter(torch::cat({a.sum(0), b.sum(0)}), 0, self.group);
     sum.sum().backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Contains("expected the models of one backward pass through collectives to have the "
-                        "same parts of their samples on each rank with Reduction::SampleWeighted, "
-                        "got weights of "));
-  }
+  CHECK_THAT(
+      errors, Each(Catch::Contains(
+                  "expected the models of one backward pass through collectives to have the "
+                  "same parts of their samples on each rank with Reduction::SampleWeighted, "
+                  "got weights of ")));
 }
 
 }  // namespace ddp::sample_weights

@@ -201,11 +201,9 @@ TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors
         },
         false);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        ContainsText("to return 10 elements of Float on cpu, layout Strided, got 1 elements"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("to return 10 elements of Float on cpu, layout Strided, got 1 elements")));
 }
 
 TEST_CASE(

@@ -77,10 +77,8 @@ TEST_CASE("communication in the call that launches counts as exposed", "[ranks][
 }
 
 TEST_CASE("buckets hold memory for the gradients that are packed", "[ranks][stats]") {
-  testing::RanksOptions over_gloo;
-  over_gloo.backend = "gloo";
   const auto stats = run_ranks<ReductionStats>(
-      2, [](const Rank& self) { return train(self, 2, /*every=*/1); }, over_gloo);
+      2, [](const Rank& self) { return train(self, 2, /*every=*/1); }, testing::over("gloo"));
   CHECK(stats[0].bucket_bytes >= 2 * 64 * 65 * 4);
 }
 
@@ -218,10 +216,7 @@ TEST_CASE("all_gather_stats gathers the steps of all ranks for a trace", "[ranks
     const ddp::testing::TemporaryFolder folder;
     const auto path = folder.file("trace.json");
     write_trace(path, all);
-    std::ifstream file(path);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
+    return ddp::testing::read_bytes(path);
   });
   CHECK(traces[0] == traces[1]);
   CHECK_THAT(traces[0], ContainsText(R"("name":"rank 0")") && ContainsText(R"("name":"rank 1")"));

@@ -146,9 +146,7 @@ TEST_CASE("a tuned cap refuses a communication hook", "[ranks][tuning][errors]")
     Reducer reducer({{"p", parameter()}}, self.group, ReducerOptions().tune_bucket_cap(true));
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("register_comm_hook") && ContainsText("kTuneBucketCap"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("register_comm_hook") && ContainsText("kTuneBucketCap")));
 }
 
 TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {

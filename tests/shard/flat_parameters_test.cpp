@@ -9,6 +9,7 @@
 #include <ddp/parameter_layout.h>
 
 #include "shard/box_elements.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -34,12 +35,6 @@ Tensors make_parameters() {
     first += numel;
   }
   return parameters;
-}
-
-Tensors values_of(const FlatParameters& flat) {
-  Tensors values;
-  for (const auto& p : flat.parameters()) values.push_back(p.detach().clone());
-  return values;
 }
 
 bool have_values(const FlatParameters& flat, const Tensors& values, double more = 0) {
@@ -76,7 +71,7 @@ TEST_CASE("a gather brings what other ranks wrote into their shards", "[shard][r
   CAPTURE(world);
   const auto held = run_ranks<Held>(world, [&](const Rank& self) {
     FlatParameters flat(self.group, make_parameters());
-    const auto values = values_of(flat);
+    const auto values = testing::copies_of(flat.parameters());
     Held held;
     for (int step = 1; step <= 3; ++step) {
       flat.shard().add_(1);

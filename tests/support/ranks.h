@@ -38,6 +38,15 @@ struct RanksOptions {
 /// not run into this timeout.
 const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
+inline RanksOptions over(
+    const std::string& backend,
+    std::chrono::milliseconds collective_timeout = std::chrono::seconds(20)) {
+  RanksOptions options;
+  options.backend = backend;
+  options.collective_timeout = collective_timeout;
+  return options;
+}
+
 /// Returns the seeds of `count` random cases. Each backend that the tests run over
 /// (ddp_also_over in cmake/DdpTest.cmake) has others.
 std::vector<int> seeds(int count);

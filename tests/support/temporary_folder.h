@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,6 +39,11 @@ inline void remove_all(const std::string& path) {
     for (const auto& name : names_in(path)) remove_all(path + "/" + name);
   }
   std::remove(path.c_str());
+}
+
+inline std::string read_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 /// Where tests write: $TMPDIR, or memory where there is enough, or /tmp.

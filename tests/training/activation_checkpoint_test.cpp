@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/ranks.h"
@@ -61,14 +62,6 @@ std::vector<at::Tensor> trained(Stack& stack, bool input_needs_gradient) {
   return results;
 }
 
-void check_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
-  REQUIRE(got.size() == expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    CAPTURE(i);
-    CHECK(torch::equal(got[i], expected[i]));
-  }
-}
-
 }  // namespace
 
 TEST_CASE("checkpointed blocks train to the same bits", "[pure]") {
@@ -82,7 +75,7 @@ TEST_CASE("checkpointed blocks train to the same bits", "[pure]") {
     const AutocastGuard guard(torch::kCPU);
     return trained(stack, input_needs_gradient);
   };
-  check_equal(train(checkpointed), train(plain));
+  CHECK(testing::all_equal(train(checkpointed), train(plain)));
 }
 
 TEST_CASE("autocast of forward also applies in a backward outside of it", "[pure]") {
@@ -228,26 +221,22 @@ TEST_CASE("checkpoint_sequential and Checkpoint compute what their modules do", 
     const auto x = torch::randn({4, 8});
     const auto output = segments > 0 ? checkpoint_sequential(net, segments, x) : net->forward(x);
     output.square().sum().backward();
-    std::vector<at::Tensor> all;
-    for (const auto& parameter : net->parameters()) all.push_back(parameter.grad());
-    return all;
+    return testing::gradients_of(*net);
   };
   const auto expected = gradients(make(false), 0);
   for (const int64_t segments : {1, 2, 5}) {
     CAPTURE(segments);
-    check_equal(gradients(make(false), segments), expected);
+    CHECK(testing::all_equal(gradients(make(false), segments), expected));
   }
   auto wrapped = make(true);
   CHECK(wrapped->named_parameters().contains("0.module.in.weight"));
-  check_equal(gradients(wrapped, 0), expected);
+  CHECK(testing::all_equal(gradients(wrapped, 0), expected));
   Checkpoint of_sequential(make(false));
-  check_equal(
+  CHECK(testing::all_equal(
       [&] {
-        torch::manual_seed(6);
-        of_sequential(torch::randn({4, 8})).square().sum().backward();
-        std::vector<at::Tensor> all;
-        for (const auto& parameter : of_sequential->parameters()) all.push_back(parameter.grad());
-        return all;
+    torch::manual_seed(6);
+    of_sequential(torch::randn({4, 8})).square().sum().backward();
+    return testing::gradients_of(*of_sequential);
       }(),
       expected);
 }
@@ -265,16 +254,14 @@ TEST_CASE("the wrapper averages checkpointed gradients, in tiny buckets", "[rank
         model->zero_grad();
         model->forward(x).square().sum().backward();
       }
-      std::vector<at::Tensor> gradients;
-      for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad());
-      return gradients;
+      return testing::gradients_of(*model);
     });
   };
   // Threads share one generator, whether ranks construct modules in turn or at once: rank 0's
   // values are used everywhere.
   const auto expected = run(false);
   const auto got = run(true);
-  check_equal(got[1], got[0]);
+  CHECK(testing::all_equal(got[1], got[0]));
   CHECK(got[0].size() == expected[0].size());
 }
 

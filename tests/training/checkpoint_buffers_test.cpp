@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -82,12 +83,6 @@ std::vector<at::Tensor> trained(Module net, Form form, int steps) {
   return results;
 }
 
-bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return torch::equal(x, y);
-  });
-}
-
 }  // namespace
 
 TEST_CASE("buffers that forward writes and uses are as without checkpoint", "[pure]") {
@@ -100,7 +95,7 @@ TEST_CASE("buffers that forward writes and uses are as without checkpoint", "[pu
   const auto expected = trained(made(), Form::Plain, 3);
   for (const auto form : {Form::OfModule, Form::OfFunction, Form::Holder}) {
     CAPTURE(static_cast<int>(form));
-    CHECK(are_equal(trained(made(), form, 3), expected));
+    CHECK(testing::all_equal(trained(made(), form, 3), expected));
   }
 }
 
@@ -113,7 +108,7 @@ TEST_CASE("running statistics of a named module move once", "[pure]") {
   const auto expected = trained(made(), Form::Plain, 3);
   for (const auto form : {Form::OfModule, Form::OfFunction, Form::Holder}) {
     CAPTURE(static_cast<int>(form));
-    CHECK(are_equal(trained(made(), form, 3), expected));
+    CHECK(testing::all_equal(trained(made(), form, 3), expected));
   }
   using torch::nn::InstanceNorm1d;
   const auto input = torch::linspace(-1, 1, 24).view({2, 3, 4});
@@ -124,7 +119,7 @@ TEST_CASE("running statistics of a named module move once", "[pure]") {
     (checkpoints ? checkpoint(options, function, input) : function(input)).exp().sum().backward();
     return std::vector<at::Tensor>{norm->running_mean, norm->running_var, norm->weight.grad()};
   };
-  CHECK(are_equal(statistics(true), statistics(false)));
+  CHECK(testing::all_equal(statistics(true), statistics(false)));
 }
 
 TEST_CASE("a normalization that checkpoint is not told of is an error", "[pure][errors]") {
@@ -184,5 +179,5 @@ TEST_CASE("a synchronized normalization within a named function moves once", "[r
     });
   };
   const auto got = run(true), expected = run(false);
-  for (size_t rank = 0; rank < 2; ++rank) CHECK(are_equal(got[rank], expected[rank]));
+  for (size_t rank = 0; rank < 2; ++rank) CHECK(testing::all_equal(got[rank], expected[rank]));
 }

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 
 namespace {
@@ -70,12 +71,6 @@ Outcome outcome(CallForm form, const Function& function, bool argument_is_leaf) 
   if (loss.requires_grad()) loss.backward();
   outcome.gradients = {x.grad(), w.grad()};
   return outcome;
-}
-
-bool same_tensors(const Tensors& a, const Tensors& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.defined() == y.defined() && (!x.defined() || torch::equal(x, y));
-  });
 }
 
 }  // namespace
@@ -141,8 +136,8 @@ TEST_CASE("results that are views of an argument have its gradient", "[pure]") {
         CAPTURE(static_cast<int>(form));
         const auto got = outcome(form, function, argument_is_leaf);
         CHECK(got.require_gradients == expected.require_gradients);
-        CHECK(same_tensors(got.values, expected.values));
-        CHECK(same_tensors(got.gradients, expected.gradients));
+        CHECK(testing::all_equal(got.values, expected.values));
+        CHECK(testing::all_equal(got.gradients, expected.gradients));
       }
     }
   }

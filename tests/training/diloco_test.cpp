@@ -25,10 +25,7 @@ using ddp::DiLoCo;
 using ddp::DiLoCoOptions;
 using ddp::Wire;
 using namespace ddp::diloco_simulation;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 /// A rank of a world of regions of equal sizes.
 struct Placed {

@@ -8,6 +8,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -49,11 +51,7 @@ TEST_CASE(
     "local SGD averages gradients early, parameters late, and ends with equal ranks",
     "[local_sgd][ranks]") {
   const auto weights = run_ranks<std::vector<torch::Tensor>>(2, [](const Rank& self) {
-    torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
-    {
-      const torch::NoGradGuard no_grad;
-      net->weight.fill_(1);
-    }
+    auto net = ddp::testing::make_linear(2);
     ddp::DistributedDataParallel model(
         net, ddp::DistributedDataParallelOptions().process_group(self.group));
     ddp::PostLocalSGDOptimizer optimizer(

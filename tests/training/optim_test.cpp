@@ -10,6 +10,7 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -19,10 +20,7 @@
 namespace ddp::fused_test {
 namespace {
 
-using testing::error_of;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
+using namespace testing;
 
 using Tensors = std::vector<at::Tensor>;
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
@@ -60,15 +58,6 @@ void train(torch::optim::Optimizer& optimizer, const Tensors& parameters, int fr
     set_gradients(parameters, step);
     optimizer.step();
   }
-}
-
-double distance(const Tensors& a, const Tensors& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].numel() == 0) continue;
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return largest;
 }
 
 /// Two groups, the second with options of its own.
@@ -160,7 +149,7 @@ TEST_CASE("fused optimizers equal LibTorch's, and read each other's files", "[op
     auto fused = pair.fused(of_fused);
     train(*plain, of_plain, 0, 5);
     train(*fused, of_fused, 0, 5);
-    CHECK(distance(of_plain, of_fused) < kRounding);
+    CHECK(largest_difference(of_plain, of_fused) < kRounding);
     // Each goes on with the other's file.
     auto next_plain = pair.plain(of_plain);
     auto next_fused = pair.fused(of_fused);
@@ -168,8 +157,8 @@ TEST_CASE("fused optimizers equal LibTorch's, and read each other's files", "[op
     copy_state(*plain, *next_fused);
     train(*next_plain, of_plain, 5, 9);
     train(*next_fused, of_fused, 5, 9);
-    CHECK(distance(of_plain, of_fused) < kRounding);
-    CHECK(distance(of_plain, make_parameters()) > 0.01);
+    CHECK(largest_difference(of_plain, of_fused) < kRounding);
+    CHECK(largest_difference(of_plain, make_parameters()) > 0.01);
   }
 }
 
@@ -277,7 +266,7 @@ TEST_CASE("a GradScaler lets fused optimizers skip", "[optim][pure]") {
       parameters.push_back(torch::tensor(counts_of(*optimizer)));
       return parameters;
     };
-    CHECK(distance(run(pair.plain), run(pair.fused)) < kRounding);
+    CHECK(largest_difference(run(pair.plain), run(pair.fused)) < kRounding);
   }
 }
 
@@ -318,9 +307,7 @@ TEST_CASE("ZeRO, step_in_backward and schedules take fused optimizers", "[optim]
     DistributedDataParallel<torch::nn::Sequential> model(
         net, DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb(0.0001));
     optimize(model);
-    Tensors values;
-    for (const auto& p : net->parameters()) values.push_back(p.detach().clone());
-    return values;
+    return copies_of(net->parameters());
   };
   const auto backward = [](auto& model, int step) {
     model->forward(wave({3, 4}, step).to(torch::kFloat)).square().sum().backward();
@@ -367,7 +354,7 @@ TEST_CASE("ZeRO, step_in_backward and schedules take fused optimizers", "[optim]
   for (const auto& of_rank : results) {
     for (size_t i = 1; i < of_rank.size(); ++i) {
       CAPTURE(i);
-      CHECK(distance(of_rank[0], of_rank[i]) < kRounding);
+      CHECK(largest_difference(of_rank[0], of_rank[i]) < kRounding);
     }
   }
 }
@@ -397,7 +384,7 @@ TEST_CASE("a checkpoint of a fused optimizer loads into LibTorch's, and back", "
     TORCH_CHECK(checkpointer_of(resumed)->load_latest() == 4);
     train(plain, parameters, 4, 7);
     train(resumed, of_fused, 4, 7);
-    return distance(parameters, of_fused);
+    return largest_difference(parameters, of_fused);
   });
   CHECK(run_ends[0] < kRounding);
 }

@@ -10,7 +10,9 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "training/compression/low_rank.h"
@@ -55,18 +57,10 @@ struct PowerRun {
     }
   }
 
-  torch::Tensor values() const {
-    std::vector<torch::Tensor> flat;
-    for (const auto& parameter : net->parameters()) flat.push_back(parameter.detach().flatten());
-    return torch::cat(flat);
-  }
+  torch::Tensor values() const { return testing::flattened(net->parameters()); }
 
   static torch::nn::Sequential filled(torch::nn::Sequential net) {
-    const torch::NoGradGuard no_grad;
-    double start = 0;
-    for (auto& parameter : net->parameters()) {
-      parameter.copy_(0.5 * waves(parameter.sizes(), 0.7, start++));
-    }
+    set_waves(*net, {0.7, 0, 1, 0.5});
     return net;
   }
 

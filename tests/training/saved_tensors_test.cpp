@@ -10,6 +10,7 @@
 
 #include <ddp/ddp.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/ranks.h"
@@ -19,6 +20,7 @@
 
 using Catch::Matchers::Contains;
 using ddp::SavedTensorHooks;
+using ddp::testing::all_equal;
 using ddp::testing::error_of;
 using ddp::testing::peak_bytes_of;
 using ddp::testing::Rank;
@@ -64,13 +66,6 @@ std::vector<at::Tensor> gradients_of(const torch::nn::Module& net, const at::Ten
   return gradients;
 }
 
-bool equal(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
-  for (size_t i = 0; i < one.size(); ++i) {
-    if (!torch::equal(one[i], other[i])) return false;
-  }
-  return one.size() == other.size();
-}
-
 std::vector<at::Tensor> expected_gradients(int passes = 1) {
   auto net = small_net();
   const auto x = batch();
@@ -98,7 +93,7 @@ TEST_CASE("gradients of packed tensors are the same", "[saved][once]") {
   } else {
     loss.backward();
   }
-  CHECK(equal(gradients_of(*net, x), expected_gradients()));
+  CHECK(all_equal(gradients_of(*net, x), expected_gradients()));
   CHECK(counts.unpacked >= counts.packed - 2);
   CHECK(counts.alive == 0);
 
@@ -140,7 +135,7 @@ TEST_CASE("a retained graph is unpacked again", "[saved][once]") {
   const auto other_loss = loss_of(other, y);
   other_loss.backward({}, true);
   other_loss.backward();
-  CHECK(equal(gradients_of(*net, x), gradients_of(*other, y)));
+  CHECK(all_equal(gradients_of(*net, x), gradients_of(*other, y)));
 }
 
 TEST_CASE("the innermost hooks count, and other threads have none", "[saved][once]") {
@@ -173,7 +168,7 @@ TEST_CASE("second derivatives of packed tensors", "[saved][once]") {
     const auto result = torch::autograd::grad({first.square().sum()}, {x})[0];
     return std::vector<at::Tensor>{first, result};
   };
-  CHECK(equal(second(true), second(false)));
+  CHECK(all_equal(second(true), second(false)));
 }
 
 TEST_CASE("packed tensors may be rounded", "[saved][once]") {
@@ -228,7 +223,7 @@ TEST_CASE("save_on_host keeps tensors of the CPU, and counts them", "[saved][onc
   CHECK(peak == peak_bytes_of([&] { loss_of(net, x); }));
   net->zero_grad();
   loss.backward();
-  CHECK(equal(gradients_of(*net, x), expected_gradients()));
+  CHECK(all_equal(gradients_of(*net, x), expected_gradients()));
 }
 
 TEST_CASE("save_on_host finds what was changed in place", "[saved][errors][once]") {
@@ -344,15 +339,13 @@ TEST_CASE("save_on_host around checkpoint() and the wrapper", "[saved][ranks]") 
       if (pass == 1) saved.reset();
       loss.backward();
     }
-    std::vector<at::Tensor> result;
-    for (const auto& parameter : net->parameters()) result.push_back(parameter.grad().clone());
-    return result;
+    return ddp::testing::gradients_of(*net);
   };
   const auto with = run_ranks<std::vector<at::Tensor>>(
       2, [&](const Rank& self) { return gradients(self, true); });
   const auto without = run_ranks<std::vector<at::Tensor>>(
       2, [&](const Rank& self) { return gradients(self, false); });
-  for (size_t rank = 0; rank < 2; ++rank) CHECK(equal(with[rank], without[rank]));
+  for (size_t rank = 0; rank < 2; ++rank) CHECK(all_equal(with[rank], without[rank]));
 }
 
 TEST_CASE("first guards on several threads at once", "[saved][once]") {

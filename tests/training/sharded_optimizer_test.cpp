@@ -10,7 +10,9 @@
 #include <ddp/zero.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -19,10 +21,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
+using namespace testing;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
@@ -33,10 +32,7 @@ constexpr int kPlain = 0;  // the optimizer without sharding
 
 Net wavy_net(int64_t hidden) {
   Net net(torch::nn::Linear(5, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) {
-    p.copy_(torch::sin(torch::arange(1.0, 1.0 + static_cast<double>(p.numel()))).view_as(p));
-  }
+  set_waves(*net, {1, 1, 0});
   return net;
 }
 
@@ -63,11 +59,7 @@ struct ShardedRun {
 
   void clear() { zero_grad(*optimizer); }
 
-  Tensors values() const {
-    Tensors all;
-    for (const auto& p : net->parameters()) all.push_back(p.detach().clone());
-    return all;
-  }
+  Tensors values() const { return copies_of(net->parameters()); }
 
   Net net;
   DistributedDataParallel<Net> model;
@@ -81,15 +73,6 @@ struct ShardedRun {
         model, options, ZeroOptions().stage(stage));
   }
 };
-
-double distance(const Tensors& a, const Tensors& b) {
-  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return largest;
-}
 
 CheckpointerOptions checkpointer_options(const Rank& self) {
   return CheckpointerOptions().process_group(self.group);
@@ -125,8 +108,8 @@ TEST_CASE("a sharded optimizer's checkpoint loads on any number of ranks", "[zer
       CAPTURE(stage, reader, world);
       const auto ends = run_ranks<Tensors>(
           world, [&](const Rank& self) { return resumed(self, folder.path(), reader); });
-      for (const auto& end : ends) CHECK(distance(end, whole[0]) < 1e-6);
-      if (world == 4 && reader == stage) CHECK(distance(ends[0], whole[0]) == 0);
+      for (const auto& end : ends) CHECK(largest_difference(end, whole[0]) < 1e-6);
+      if (world == 4 && reader == stage) CHECK(largest_difference(ends[0], whole[0]) == 0);
     }
   }
   // The file equals that of the optimizer without sharding, and holds each number once.
@@ -199,7 +182,7 @@ TEST_CASE("an infinity in one rank's share skips the step of all", "[zero][ranks
   for (const auto& result : results) {
     CHECK(result.taken == std::vector<int64_t>{1, 0, 1, 1});
     CHECK(result.scale == 512);
-    CHECK(distance(result.values, plain[0]) == 0);  // scales are powers of two: exact
+    CHECK(largest_difference(result.values, plain[0]) == 0);  // scales are powers of two: exact
   }
 }
 

@@ -13,6 +13,8 @@
 #include <torch/torch.h>
 
 #include "support/catch.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 namespace {
@@ -54,11 +56,7 @@ struct End {
 
 Net make_net() {
   Net net(torch::nn::Linear(8, 6), torch::nn::Tanh(), torch::nn::Linear(6, 6));
-  double start = 0;
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) {
-    p.copy_(0.5 * torch::sin(torch::arange(p.numel()) * 0.7 + start++).view(p.sizes()));
-  }
+  testing::set_waves(*net, {0.7, 0, 1, 0.5});
   return net;
 }
 
@@ -95,9 +93,7 @@ End train(
     end.steps += scaler.step(*optimizer) ? '+' : '-';
     scaler.update(new_scale);
   }
-  std::vector<at::Tensor> values;
-  for (const auto& p : net->parameters()) values.push_back(p.detach().flatten());
-  end.values = torch::cat(values);
+  end.values = testing::flattened(net->parameters());
   end.scale = scaler.get_scale();
   return end;
 }
@@ -221,9 +217,7 @@ TEST_CASE("ranks that skip alone average in the same steps", "[skipped_step][loc
       scaler.update();
       averager.average_parameters(net->parameters());
     }
-    std::vector<at::Tensor> values;
-    for (const auto& p : net->parameters()) values.push_back(p.detach().flatten());
-    end.values = torch::cat(values);
+    end.values = testing::flattened(net->parameters());
     end.scale = scaler.get_scale();
     return end;
   });

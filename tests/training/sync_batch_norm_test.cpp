@@ -9,7 +9,9 @@
 #include <torch/torch.h>
 
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 namespace {
@@ -408,11 +410,7 @@ struct SkippingNet : torch::nn::Module {
     register_module("norm", norm);
     register_module("last", last);
     register_module("side", side);
-    const torch::NoGradGuard no_grad;
-    double phase = 0;
-    for (auto& p : parameters()) {
-      p.copy_(torch::sin(torch::arange(p.numel(), p.dtype()) + ++phase).view(p.sizes()));
-    }
+    testing::set_waves(*this, {1});
     to(torch::kDouble);
   }
   at::Tensor inner(const at::Tensor& x, bool has_side) {
@@ -437,7 +435,7 @@ TEST_CASE("ranks that skip different layers normalize in the same order", "[rank
     SkippingNet net({});
     const auto inner = torch::cat({net.inner(rows_of(0), true), net.inner(rows_of(1), false)});
     net.last(net.norm(inner)).square().sum().div(kRanks).backward();
-    for (const auto& p : net.parameters()) expected.push_back(p.grad());
+    expected = testing::gradients_of(net);
   }
   const auto gradients = run_ranks<std::vector<at::Tensor>>(kRanks, [&](const Rank& self) {
     const auto net = std::make_shared<SkippingNet>(self.group);
@@ -451,14 +449,7 @@ TEST_CASE("ranks that skip different layers normalize in the same order", "[rank
       model->zero_grad();
       model->forward(rows_of(self.rank), self.rank == 0).square().sum().backward();
     }
-    std::vector<at::Tensor> found;
-    for (const auto& p : net->parameters()) found.push_back(p.grad());
-    return found;
+    return testing::gradients_of(*net);
   });
-  for (const auto& of_rank : gradients) {
-    for (size_t i = 0; i < expected.size(); ++i) {
-      CAPTURE(i);
-      CHECK(torch::allclose(of_rank[i], expected[i]));
-    }
-  }
+  for (const auto& of_rank : gradients) CHECK(testing::all_close(of_rank, expected, 1e-5, 1e-8));
 }

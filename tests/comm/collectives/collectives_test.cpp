@@ -3,17 +3,13 @@
 #include <ATen/ATen.h>
 
 #include "comm/tensors.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using c10d::ReduceOp;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::filled;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
-using ddp::testing::strided;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {}  // namespace
@@ -269,8 +265,7 @@ TEST_CASE(
 TEST_CASE(
     "a collective that a rank leaves out throws within the group's timeout",
     "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   std::vector<double> seconds(2, 0);
   const auto errors = errors_of_ranks(
       2,
@@ -300,8 +295,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a recv without a send throws within the group's timeout", "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
@@ -425,12 +419,7 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
        "monitored_barrier: expected a timeout of more than 0 ms"},
   }));
   const auto errors = errors_of_ranks(2, [call = call](const Rank& self) {
-    std::string error;
-    try {
-      call(self.group);
-    } catch (const c10::ValueError& caught) {
-      error = caught.what_without_backtrace();
-    }
+    const auto error = error_of<c10::ValueError>([&] { call(self.group); });
     auto tensor = filled(1);
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");

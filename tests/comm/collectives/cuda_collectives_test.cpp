@@ -15,12 +15,6 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-testing::RanksOptions over_gloo() {
-  testing::RanksOptions options;
-  options.backend = "gloo";
-  return options;
-}
-
 /// Makes {start, start + 1, ...} on the GPU that all ranks share.
 at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at::kFloat) {
   return (torch::arange(count, torch::dtype(at::kDouble)) + start).to(dtype).to(at::kCUDA);
@@ -29,7 +23,7 @@ at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at:
 /// The result of `body` on each rank, copied to the CPU.
 std::vector<at::Tensor> results(int size, const std::function<at::Tensor(const Rank&)>& body) {
   return run_ranks<at::Tensor>(
-      size, [&](const Rank& self) { return body(self).cpu(); }, over_gloo());
+      size, [&](const Rank& self) { return body(self).cpu(); }, testing::over("gloo"));
 }
 
 }  // namespace

@@ -299,16 +299,15 @@ TEST_CASE("the error of a refused reduction names the supported ones", "[comm][r
     note(at::kUInt32, ReduceOp::MAX);
     TORCH_CHECK(false, texts);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("all_reduce: expected a dtype and an operation that backend "));
-    CHECK_THAT(error, ContainsText(" can reduce, got BXOR of Float on rank "));
-    CHECK_THAT(error, ContainsText(" of 2. Use one of SUM, "));
-    CHECK_THAT(error, ContainsText("got SUM of Short on rank "));
-    CHECK_THAT(error, ContainsText("got PREMUL_SUM of Short on rank "));
-    CHECK_THAT(error, ContainsText("got MAX of UInt32 on rank "));
-    CHECK_THAT(
-        error, ContainsText("Convert it first, to one of Byte, Char, Int, Long, Half, Float"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(
+          ContainsText("all_reduce: expected a dtype and an operation that backend ") &&
+          ContainsText(" can reduce, got BXOR of Float on rank ") &&
+          ContainsText(" of 2. Use one of SUM, ") && ContainsText("got SUM of Short on rank ") &&
+          ContainsText("got PREMUL_SUM of Short on rank ") &&
+          ContainsText("got MAX of UInt32 on rank ") &&
+          ContainsText("Convert it first, to one of Byte, Char, Int, Long, Half, Float")));
 }
 
 }  // namespace ddp

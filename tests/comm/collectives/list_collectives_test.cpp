@@ -3,16 +3,13 @@
 #include <ATen/ATen.h>
 
 #include "comm/tensors.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using c10d::ReduceOp;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::filled;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::strided;
+using namespace ddp::testing;
 using Tensors = std::vector<at::Tensor>;
 
 namespace {
@@ -238,12 +235,7 @@ TEST_CASE("bad lists are errors before anything is sent", "[comm][ranks][errors]
   }));
   CAPTURE(message);
   const auto errors = errors_of_ranks(2, [call = call](const Rank& self) {
-    std::string error;
-    try {
-      call(self.group);
-    } catch (const c10::ValueError& caught) {
-      error = caught.what_without_backtrace();
-    }
+    const auto error = error_of<c10::ValueError>([&] { call(self.group); });
     auto tensor = filled(1);
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ddp/internal/groups.h>
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 
@@ -140,12 +141,7 @@ TEST_CASE("keys that differ are an error that names them on every rank", "[comm]
        "value on rank 0 and sum of one value on rank 2 of 3."},
   }));
   const auto errors = errors_of_ranks(3, [ask = ask](const Rank& self) {
-    std::string error;
-    try {
-      ask(self);
-    } catch (const c10::Error& caught) {
-      error = caught.what_without_backtrace();
-    }
+    const auto error = ddp::testing::error_of<c10::Error>([&] { ask(self); });
     TORCH_CHECK(ddp::sum(1, self.group) == 3, "the group is out of step");
     TORCH_CHECK(false, error);
   });

@@ -6,14 +6,12 @@
 
 #include <ATen/ATen.h>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -59,8 +57,7 @@ TEST_CASE("c10d's own send and recv can be polled too", "[comm][ranks]") {
 }
 
 TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm][ranks][errors]") {
-  RanksOptions options;
-  options.collective_timeout = 3s;
+  const RanksOptions options{3s};
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -87,11 +84,7 @@ TEST_CASE(
     if (self.rank == 0) {
       const auto work = ddp::recv_async(tensor, 1, 0, self.group);
       TORCH_CHECK(!work->isCompleted());
-      try {
-        work->wait(100ms);
-      } catch (const std::exception& caught) {
-        error = caught.what();
-      }
+      error = error_of([&] { work->wait(100ms); });
       // The work is dropped here, while its thread waits for a message that is never sent.
     }
     const auto start = Clock::now();
@@ -165,16 +158,8 @@ TEST_CASE("a message that is refused ends the group", "[comm][ranks][errors]") {
   // c10d's own calls, which no monitor watches.
   const auto errors = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
     std::vector<at::Tensor> tensors{at::full({numel + self.rank}, self.rank)};
-    const auto error_of = [](const auto& call) -> std::string {
-      try {
-        call();
-      } catch (const std::exception& caught) {  // Gloo's own, on the sender
-        return caught.what();
-      }
-      return "";
-    };
     std::vector<std::string> own;
-    if (self.rank == 0) {
+    if (self.rank == 0) {  // Gloo's own error
       own.push_back(error_of([&] { self.group->send(tensors, 1, 0)->wait(); }));
     } else {
       const auto receive = [&] {
@@ -235,9 +220,8 @@ TEST_CASE("a send ends once it is received, whatever its size", "[comm][ranks]")
 TEST_CASE("ranks that send to each other first are told so", "[comm][ranks][errors]") {
   const int64_t numel = GENERATE(kShort, kLong);
   CAPTURE(numel);
-  ddp::testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(6);  // ranks report waits of two
-  const auto errors = ddp::testing::errors_of_ranks(
+  const RanksOptions options{std::chrono::seconds(6)};  // ranks report waits of two
+  const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
         auto tensor = at::full({numel}, self.rank);
@@ -351,7 +335,7 @@ TEST_CASE("a batch of messages goes around a ring", "[comm][ranks]") {
 }
 
 TEST_CASE("a batch of messages is checked before any is sent", "[comm][ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     const auto tensor = at::ones({1});
     self.rank == 0 ? ddp::batch_isend_irecv({}, self.group)
                    : ddp::batch_isend_irecv(

@@ -14,10 +14,7 @@
 using Catch::Matchers::Contains;
 using ddp::DeviceMesh;
 using ddp::init_device_mesh;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 namespace {
 
@@ -174,11 +171,11 @@ TEST_CASE(
     });
     return error + (sum_of_ranks(self.group, self.rank) == 1 ? "" : " broken");
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("rank 0 calls it with {1, 2} of dp, tp and rank 1 with {2, 1} of dp, tp") &&
-                   !Contains("broken"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(
+          Contains("rank 0 calls it with {1, 2} of dp, tp and rank 1 with {2, 1} of dp, tp") &&
+          !Contains("broken")));
 }
 
 TEST_CASE("a mesh names axes that it lacks", "[comm][mesh][ranks][errors]") {
@@ -225,7 +222,7 @@ TEST_CASE(
         ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group(self.rank == 1 ? "dp" : "tp"));
         ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
@@ -243,7 +240,7 @@ TEST_CASE("a group made of an axis names coordinates", "[comm][mesh][ranks][erro
         ddp::barrier(self.rank == 1 ? made : mesh.group("tp"));
         ddp::barrier(made);
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
     CHECK_THAT(errors[rank], Contains("rank 3 of 4 (dp 1, tp 1)"));

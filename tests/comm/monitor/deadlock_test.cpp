@@ -21,12 +21,7 @@ namespace ddp::deadlock_test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::error_of;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 using Op = c10d::ReduceOp;
 
 // Five seconds, plus a margin for a busy machine.

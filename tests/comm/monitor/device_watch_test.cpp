@@ -16,23 +16,14 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::job_like_nccl;
-using testing::like_nccl;
-using testing::monitored_like_nccl;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 /// At its end a case waits so long for an all-reduce that one rank alone has started over Gloo,
 /// which carries it.
-testing::RanksOptions short_timeout() {
-  testing::RanksOptions options;
-  options.collective_timeout = seconds(3);
-  return options;
-}
+const RanksOptions kShortTimeout{seconds(3)};
 
 /// Starts an all-reduce of a one, of which only the stream waits for the end.
 at::Tensor start_sum(const ProcessGroup& group) {
@@ -91,7 +82,7 @@ TEST_CASE(
         }
         return error_of<c10::DistBackendError>([&] { start_sum(group); });
       },
-      short_timeout());
+      kShortTimeout);
   CHECK_THAT(
       errors[0], ContainsText("all_reduce of 1 x Float, SUM failed on rank 0 of 2: timed out"));
 }
@@ -114,7 +105,7 @@ TEST_CASE(
         TORCH_CHECK(waited < 9, "waited for ", waited, " s");
         return error_of<c10::DistBackendError>([&] { start_sum(group); });
       },
-      short_timeout());
+      kShortTimeout);
   CHECK_THAT(errors[0], ContainsText("all_reduce") && ContainsText("timed out after 1000 ms"));
 }
 
@@ -204,7 +195,7 @@ TEST_CASE("two groups of a device are aborted together", "[ranks][device][errors
         one->beside = nullptr;
         return waited;
       },
-      short_timeout());
+      kShortTimeout);
   CHECK(waits[0] < 2.5);
 }
 

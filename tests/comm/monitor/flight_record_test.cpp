@@ -19,16 +19,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
-
-std::string contents(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
+using namespace testing;
 
 }  // namespace
 
@@ -47,14 +38,14 @@ TEST_CASE("a flight record has the latest calls of each group", "[comm][ranks]")
     barrier(self.group);
     return 0;
   });
-  const auto text = contents(folder.path() + "/record.txt");
+  const auto text = read_bytes(folder.path() + "/record.txt");
   CHECK_THAT(
       text, ContainsText("process group \"default_pg\", rank 0 of 2\n") &&
                 ContainsText("process group \"group [0, 1]\", rank 1 of 2\n") &&
                 ContainsText(" cpu 2 all_reduce of 10 x Float, SUM\n") &&
                 ContainsText(" cpu 0 broadcast of 10 x Float from rank 1\n") &&
                 ContainsText(" cpu 3 barrier\n") && ContainsText("  20"));
-  const auto json = contents(folder.path() + "/record.json");
+  const auto json = read_bytes(folder.path() + "/record.json");
   CHECK_THAT(
       json,
       ContainsText("\"call\": \"all_reduce\", \"dtype\": \"Float\", \"tensors\": 1, \"numel\": 10, "
@@ -76,7 +67,7 @@ TEST_CASE("a flight record has collectives that are called on the group itself",
     return 0;
   });
   CHECK_THAT(
-      contents(folder.path() + "/record.txt"),
+      read_bytes(folder.path() + "/record.txt"),
       ContainsText(" cpu 0 barrier\n") && ContainsText(" cpu 1 all_to_all of Float\n"));
 }
 
@@ -93,10 +84,10 @@ TEST_CASE("a flight record has the rank's place in a mesh", "[comm][ranks]") {
     return 0;
   });
   CHECK_THAT(
-      contents(folder.path() + "/record.txt"),
+      read_bytes(folder.path() + "/record.txt"),
       ContainsText("process group \"tp [0, 1]\", rank 1 of 2 (dp 0, tp 1)\n"));
   CHECK_THAT(
-      contents(folder.path() + "/record.json"),
+      read_bytes(folder.path() + "/record.json"),
       ContainsText("{\"name\": \"tp [0, 1]\", \"rank\": 1, \"size\": 2, "
                    "\"coordinate\": \"dp 0, tp 1\", "));
 }
@@ -113,7 +104,7 @@ TEST_CASE("a group that fails writes its flight record where asked", "[comm][ran
   ::unsetenv("DDP_FLIGHT_RECORD");
   for (const char* file : {"/job.rank0.json", "/job.rank1.json"}) {
     CHECK_THAT(
-        contents(folder.path() + file),
+        read_bytes(folder.path() + file),
         ContainsText("\"failure\": \"a \\\"reason\\\"\\u000a") && ContainsText("all_reduce"));
   }
 }

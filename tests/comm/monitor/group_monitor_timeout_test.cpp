@@ -14,9 +14,8 @@ using ddp::testing::Rank;
 using namespace std::chrono_literals;
 
 TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][monitor]") {
-  ddp::testing::RanksOptions options;
   // Ranks report where they wait after two seconds, and some begin later.
-  options.collective_timeout = 6s;
+  const ddp::testing::RanksOptions options{6s};
   const auto errors = errors_of_ranks(
       4,
       [](const Rank& self) {
@@ -54,10 +53,10 @@ TEST_CASE("ranks that give a group different timeouts throw", "[comm][ranks][err
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     ddp::new_group({0, 1}, 10s + 5s * self.rank, self.group);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
-    CHECK_THAT(error, ContainsText("[0, 1] and 10000 ms") && ContainsText("[0, 1] and 15000 ms"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("new_group: expected all ranks to call it alike") &&
+                  ContainsText("[0, 1] and 10000 ms") && ContainsText("[0, 1] and 15000 ms")));
   for (const auto& error : errors_of_ranks(2, [](const Rank& self) {
          ddp::new_group({0, 1}, 0ms, self.group);
        })) {

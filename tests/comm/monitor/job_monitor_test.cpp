@@ -13,12 +13,7 @@
 namespace ddp::job_monitor_test {
 namespace {
 
-using testing::error_of;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr double kBound = 15;  // seconds
 
@@ -143,9 +138,7 @@ TEST_CASE(
     TORCH_CHECK(one.item<float>() == 4);
     return error;
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("new_group: expected all ranks to call it alike")));
 }
 
 TEST_CASE(

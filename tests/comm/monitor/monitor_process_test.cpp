@@ -13,10 +13,7 @@
 #include "support/catch.h"
 
 using namespace std::chrono_literals;
-using ddp::testing::Ended;
-using ddp::testing::lines_of;
-using ddp::testing::numbers_after;
-using ddp::testing::World;
+using namespace ddp::testing;
 
 namespace {
 
@@ -74,8 +71,8 @@ class Ranks : public World {
 std::string output_under_ddprun(const Scene& scene) {
   std::vector<std::string> arguments{"-n", std::to_string(kSize), "--grace", "60", "--"};
   for (const auto& word : scene.command()) arguments.push_back(word);
-  const auto options = ddp::testing::in_one_stream(ddp::testing::within(90s));
-  return ddp::testing::run(ddp::testing::ddprun(arguments), options).out;
+  const auto options = in_one_stream(within(90s));
+  return run(ddprun(arguments), options).out;
 }
 
 std::string output_of(const Scene& scene, bool launched) {
@@ -173,12 +170,12 @@ TEST_CASE(
     check_survivors(
         output, " ms: the process that hosts it is stopped, or cannot be reached", 40000);
     for (const int time : numbers_after(output, "learned after ")) CHECK(time > 5000);
-    CHECK_FALSE(ddp::testing::is_gone(world.rank(0).pid()));
+    CHECK_FALSE(is_gone(world.rank(0).pid()));
   }
 }
 
 TEST_CASE("ranks make their group repeatedly at one address", "[comm][process]") {
-  const ddp::testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   std::deque<Ranks> worlds;  // at the same time
   worlds.emplace_back(Scene{"again", "none", -1, "gloo", 30, "env://"}, 2);
   worlds.emplace_back(Scene{"again", "forward", 0, "gloo", 30, "file://" + folder.file("meet")}, 2);
@@ -187,7 +184,7 @@ TEST_CASE("ranks make their group repeatedly at one address", "[comm][process]")
     CAPTURE(world.scene().method);
     world.output_of_all_but(-1);
   }
-  CHECK(ddp::testing::names_in(folder.path()).empty());
+  CHECK(names_in(folder.path()).empty());
 }
 
 TEST_CASE(

@@ -11,6 +11,8 @@
 
 #include <ddp/collectives.h>
 
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 using ddp::ProcessGroup;
@@ -64,11 +66,8 @@ std::future<Connection> make(
   return std::async(std::launch::async, [options] {
     Connection outcome;
     const auto start = Clock::now();
-    try {
-      outcome.group = ddp::make_process_group(options);
-    } catch (const c10::Error& error) {
-      outcome.error = error.what_without_backtrace();
-    }
+    outcome.error = ddp::testing::error_of<c10::Error>(
+        [&] { outcome.group = ddp::make_process_group(options); });
     outcome.took = Clock::now() - start;
     return outcome;
   });

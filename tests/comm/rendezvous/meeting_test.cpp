@@ -172,11 +172,10 @@ TEST_CASE(
   const auto start = std::chrono::steady_clock::now();
   const auto outcomes = meet_all(free_address(), {0, 1}, 3, 4s);
   CHECK(std::chrono::steady_clock::now() - start < 7s);  // not two timeouts
-  for (const auto& outcome : outcomes) {
-    CHECK_THAT(
-        outcome, ContainsText("init_process_group: expected all 3 ranks within 4000 ms, but rank 2 "
-                              "did not come"));
-  }
+  CHECK_THAT(
+      outcomes,
+      Each(ContainsText("init_process_group: expected all 3 ranks within 4000 ms, but rank 2 "
+                        "did not come")));
 }
 
 TEST_CASE(

@@ -20,10 +20,7 @@
 using ddp::Environment;
 using ddp::ProcessGroupOptions;
 using ddp::Setting;
-using ddp::testing::addresses_listening_on;
-using ddp::testing::kLoopback4;
-using ddp::testing::kLoopback6;
-using ddp::testing::TakenPort;
+using namespace ddp::testing;
 
 namespace {
 
@@ -183,7 +180,7 @@ TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm][o
   if (address == kLoopback6 && !std::ifstream("/proc/net/if_inet6").good()) return;
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", host};
-  const int port = ddp::testing::free_port();
+  const int port = free_port();
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto options = ProcessGroupOptions().timeout(std::chrono::seconds(20));
   const auto met = rendezvous(options, environment);
@@ -199,7 +196,7 @@ TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm][o
 TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[comm][once]") {
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", "0.0.0.0"};
-  const int port = ddp::testing::free_port();
+  const int port = free_port();
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto met = rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
   const auto addresses = addresses_listening_on(port);
@@ -233,7 +230,7 @@ TEST_CASE("rank 0 waits for a port that is about to be free", "[comm][once]") {
 
 TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors][once]") {
   // The port was taken and is released, so nothing listens there.
-  const int port = ddp::testing::free_port();
+  const int port = free_port();
   auto environment = launched("1", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto start = std::chrono::steady_clock::now();
@@ -250,7 +247,7 @@ TEST_CASE(
   const auto rank = GENERATE("0", "1");
   auto environment = launched(rank, "2");
   environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
-  environment.master_port = Setting{"MASTER_PORT", std::to_string(ddp::testing::free_port())};
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(free_port())};
   const auto start = std::chrono::steady_clock::now();
   CHECK_THROWS_WITH(
       rendezvous(ProcessGroupOptions().timeout(std::chrono::milliseconds(300)), environment),

@@ -1,4 +1,5 @@
 #include "comm/store/startup_barrier.h"
+#include "support/error_of.h"
 
 #include <future>
 #include <thread>
@@ -29,12 +30,10 @@ Outcome enter(
     const std::string& claim = "", const std::string& problem = "") {
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
-  try {
+  outcome.error = testing::error_of<c10::Error>([&] {
     outcome.name =
         run_startup_barrier({store, rank, world_size, Deadline(timeout), "test"}, claim, problem);
-  } catch (const c10::Error& error) {
-    outcome.error = error.what_without_backtrace();
-  }
+  });
   outcome.took = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - start);
   return outcome;

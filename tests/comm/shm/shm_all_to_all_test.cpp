@@ -15,23 +15,13 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {
 
 constexpr int64_t kSlotBytes = 1 << 20;  // ExchangedTensors::kSlot
 constexpr int64_t kTableBytes = 4096;
-
-RanksOptions exchange_over_shm() {
-  RanksOptions options;
-  options.backend = "shm";
-  return options;
-}
 
 /// Bytes that depend on the sender, the receiver and the position, in a slot and of the slot.
 at::Tensor letter(int from, int to, int64_t bytes) {
@@ -64,8 +54,7 @@ c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t by
   const auto state = ddp::backends::shm::ControlBlock::bytes_for(self.size);
   if (self.rank == 0) bytes += (state + kTableBytes - 1) / kTableBytes * kTableBytes;
   const std::string one_host(static_cast<size_t>(self.size), 'a');
-  const auto shared =
-      ddp::testing::share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);
+  const auto shared = share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);
   TORCH_CHECK(shared.backend, shared.why_not);
   return shared.backend;
 }
@@ -116,7 +105,7 @@ TEST_CASE("parts larger than a slot, one slot, and none arrive whole", "[shm][ra
         }
         return right;
       },
-      exchange_over_shm());
+      over("shm"));
   CHECK(results == std::vector<int>(static_cast<size_t>(size), 5));
 }
 
@@ -132,7 +121,7 @@ TEST_CASE("lists of any layout are exchanged", "[shm][ranks]") {
         self.group->getBackend(at::kCPU)->alltoall(to, from)->wait();
         return to;
       },
-      exchange_over_shm());
+      over("shm"));
   for (int64_t from = 0; from < 2; ++from) {
     CHECK(at::equal(results[0][from], at::arange(6).view({2, 3}).t() + 10 * from));
     const auto second = at::arange(12).view({3, 4}).narrow(1, 1, 2) + 10 * from;
@@ -193,7 +182,7 @@ TEST_CASE(
         exchange(*backend, output, input);
         return output.eq(at::arange(6).floor_divide(2)).all().item<int>();
       },
-      exchange_over_shm());
+      over("shm"));
   CHECK(results == std::vector<int>(3, 1));
   for (const auto& text : caught) {
     CHECK(
@@ -223,11 +212,9 @@ TEST_CASE("where sizes do not match no rank copies, in no round", "[shm][errors]
         ddp::all_reduce(sum, c10d::ReduceOp::SUM, self.group);
         return memory.eq(7).all().item<int>() + sum.eq(2).all().item<int>();
       },
-      exchange_over_shm());
+      over("shm"));
   CHECK(untouched == std::vector<int>(2, 2));
-  for (const auto& text : caught) {
-    CHECK_THAT(text, ContainsText("rank 1 sends 3145728 to rank 0, which expects 16"));
-  }
+  CHECK_THAT(caught, Each(ContainsText("rank 1 sends 3145728 to rank 0, which expects 16")));
 }
 
 TEST_CASE("splits that do not match fail the group's call on every rank", "[shm][errors]") {
@@ -240,10 +227,8 @@ TEST_CASE("splits that do not match fail the group's call on every rank", "[shm]
             self.rank == 0 ? std::vector<int64_t>{2, 2} : std::vector<int64_t>{3, 2}, {2, 2},
             self.group);
       },
-      exchange_over_shm());
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("rank 0 sends 2 to rank 1, which expects 3"));
-  }
+      over("shm"));
+  CHECK_THAT(errors, Each(ContainsText("rank 0 sends 2 to rank 1, which expects 3")));
 }
 
 TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][errors]") {
@@ -256,7 +241,7 @@ TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][erro
         const auto splits = self.rank == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{1, 2};
         exchange(*self.group->getBackend(at::kCPU), output, input, splits, splits);
       },
-      exchange_over_shm());
+      over("shm"));
   for (const auto& error : errors) CHECK_FALSE(error.empty());
 }
 
@@ -273,7 +258,7 @@ TEST_CASE("parts that are no rows of a tensor are refused, and no rank waits", "
             self.rank == 1 && negative ? std::vector<int64_t>{-1, 5} : std::vector<int64_t>{};
         exchange(*self.group->getBackend(at::kCPU), output, input, splits, splits);
       },
-      exchange_over_shm());
+      over("shm"));
   for (const auto& error : errors) CHECK_FALSE(error.empty());
   if (!negative) CHECK_THAT(errors[0], ContainsText("expected as many rows for each of 2 ranks"));
 }

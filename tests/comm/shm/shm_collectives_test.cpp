@@ -17,20 +17,14 @@
 
 using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::over;
 using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
 using ddp::testing::timed_error_of;
 using namespace std::chrono_literals;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 namespace {
-
-RanksOptions over_shm() {
-  RanksOptions options;
-  options.backend = "shm";
-  return options;
-}
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Rank& self) {
   return self.group->getBackend(at::kCPU);
@@ -75,7 +69,7 @@ TEST_CASE("the default backend on one host is shared memory", "[shm][ranks]") {
         return group->getBackend(at::kCPU)->getBackendName() +
                std::to_string(t.sum().item<int64_t>());
       },
-      over_shm());
+      over("shm"));
   CHECK(names == std::vector<std::string>(3, "shm9"));
 }
 
@@ -91,7 +85,7 @@ TEST_CASE("a tensor from the backend is reduced in place", "[shm][ranks]") {
         TORCH_CHECK(part.const_data_ptr() == address);
         return whole.clone();
       },
-      over_shm());
+      over("shm"));
   auto expected = at::zeros(100, at::kDouble);
   expected.narrow(0, 10, 50).fill_(6);
   for (const auto& result : results) CHECK(at::equal(result, expected));
@@ -117,7 +111,7 @@ TEST_CASE(
         }
         return sums;
       },
-      over_shm());
+      over("shm"));
   auto expected = at::zeros(kSize);
   for (int rank = 0; rank < 4; ++rank) {
     const auto t = mine(Rank{rank, 4, {}, {}}, kSize, 1);
@@ -149,7 +143,7 @@ TEST_CASE("tensors reduced together are reduced as one flat tensor", "[shm][rank
         for (const auto& t : tensors) parts.push_back(t.reshape({-1}));
         return at::cat(parts);
       },
-      over_shm());
+      over("shm"));
   const float share = op == c10d::ReduceOp::AVG ? 1.0F / static_cast<float>(size) : 1.0F;
   at::Tensor expected;
   for (int rank = 0; rank < size; ++rank) {
@@ -179,7 +173,7 @@ TEST_CASE("more collectives may be pending than there are slots", "[shm][ranks]"
         }
         return right;
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<int64_t>{1000, 1000});
 }
 
@@ -200,7 +194,7 @@ TEST_CASE("a rank that waits in Gloo does not block the others", "[shm][ranks]")
         }
         return t.sum().item<float>();
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{200000, 200000});
 }
 
@@ -221,7 +215,7 @@ TEST_CASE("a future's callback may start the next collective", "[shm][ranks]") {
         second->wait();
         return t.sum().item<float>();
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{40, 40});
 }
 
@@ -235,7 +229,7 @@ TEST_CASE("a broadcast does not change autograd's version counters", "[shm][rank
         TORCH_CHECK(t.sum().item<float>() == 4);
         return t._version() - before;
       },
-      over_shm());
+      over("shm"));
   CHECK(versions == std::vector<int64_t>{0, 0});
 }
 
@@ -253,7 +247,7 @@ TEST_CASE("a barrier completes after the calls that Gloo carries", "[shm][ranks]
         }
         return over;
       },
-      over_shm());
+      over("shm"));
   CHECK(over == std::vector<int>(2, 2));
 }
 
@@ -271,7 +265,7 @@ TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
         });
         return sum.get_future().get();  // without a wait that would make progress
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{60, 60});
 }
 
@@ -296,7 +290,7 @@ TEST_CASE("so may the callback of a collective that Gloo carries, and throw", "[
         TORCH_CHECK(sums.wait_for(std::chrono::seconds(10)) == std::future_status::ready, "hangs");
         return sums.get() + first[1].sum().item<float>();
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{80, 80});  // Gloo sums the list as well
 }
 
@@ -328,7 +322,7 @@ TEST_CASE("abort does not wait for callbacks", "[shm][ranks][errors]") {
         TORCH_CHECK(aborted.error.empty() && aborted.seconds < 5, "abort() waited");
         TORCH_CHECK(false, then);
       },
-      over_shm());
+      over("shm"));
   CHECK_THAT(errors[0], ContainsText("shm: the process group was aborted"));
   CHECK_THAT(
       errors[1], ContainsText("rank 0") && ContainsText("shm: the process group was aborted"));
@@ -348,7 +342,7 @@ TEST_CASE("a callback that throws does not affect other collectives", "[shm][ran
         sums.second->wait();
         return sums.u.sum().item<float>();
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{20, 20});
 }
 
@@ -372,7 +366,7 @@ TEST_CASE("a callback may drop the last reference to a group", "[shm][ranks]") {
         dropped.get_future().wait();
         return 1;
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<int>{1, 1});
 }
 
@@ -394,7 +388,7 @@ TEST_CASE("any thread can reduce tensors of inference mode", "[shm][ranks]") {
         }
         return sum;
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>{960, 960});
 }
 
@@ -416,7 +410,7 @@ TEST_CASE("two groups and two threads of a rank do not disturb each other", "[sh
         const float mine = sums(self.group);
         return mine + in_thread.get();
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<float>(2, 4 * 199 * 100));
 }
 
@@ -435,7 +429,7 @@ TEST_CASE("every collective accepts memory from the backend", "[shm][ranks]") {
         ddp::all_reduce(empty, c10d::ReduceOp::SUM, self.group);
         return at::cat({all, scattered, input});
       },
-      over_shm());
+      over("shm"));
   for (int rank = 0; rank < 2; ++rank) {
     const auto expected = at::cat(
         {at::full({6}, 1.0), at::full({6}, 2.0), at::full({6}, 2.0 * (rank + 1)),

@@ -18,20 +18,13 @@
 
 using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::over;
 using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
 using ddp::testing::timed_error_of;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
 namespace {
-
-RanksOptions over_shm(std::chrono::milliseconds timeout) {
-  RanksOptions options;
-  options.backend = "shm";
-  options.collective_timeout = timeout;
-  return options;
-}
 
 void sum_of_ones(const Rank& self) {
   auto t = at::ones(10);
@@ -57,7 +50,7 @@ TEST_CASE(
             error_of<c10::Error>([&] { sum_in_backend(self, at::ones(self.rank == 2 ? 11 : 10)); });
         sum_in_backend(self, at::ones(10));
       },
-      over_shm(20s));
+      over("shm"));
   CHECK(errors == std::vector<std::string>(3));
   CHECK(caught[0] == caught[1]);
   CHECK(caught[0] == caught[2]);
@@ -77,14 +70,12 @@ TEST_CASE(
         std::vector<at::Tensor> t{at::ones(10 + self.rank), at::ones(20 - self.rank)};
         self.group->allreduce_coalesced(t)->wait();
       },
-      over_shm(20s));
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Matchers::Matches(".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
-                                 "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
-                                 "of sizes #(?!\\1).*"));
-  }
+      over("shm"));
+  CHECK_THAT(
+      errors, Each(Catch::Matchers::Matches(
+                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
+                  "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
+                  "of sizes #(?!\\1).*")));
 }
 
 TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][errors]") {
@@ -169,13 +160,11 @@ TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][erro
         const auto work = self.rank == 0 ? kinds[index].second(backend) : backend.allreduce(t);
         work->wait();
       },
-      over_shm(20s));
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        Catch::Matchers::Matches(
-            ".*but rank 0 called " + name + " and rank 1 all_reduce of 11 x Float, SUM. Call.*"));
-  }
+      over("shm"));
+  CHECK_THAT(
+      errors,
+      Each(Catch::Matchers::Matches(
+          ".*but rank 0 called " + name + " and rank 1 all_reduce of 11 x Float, SUM. Call.*")));
 }
 
 TEST_CASE("a call that shared memory carries on some ranks only throws at once", "[shm][errors]") {
@@ -197,7 +186,7 @@ TEST_CASE("a call that shared memory carries on some ranks only throws at once",
         TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it continues: ", then);
         TORCH_CHECK(first.error.empty(), first.error);
       },
-      over_shm(6s));  // the time that rank 1 waits in Gloo at the end
+      over("shm", 6s));  // the time that rank 1 waits in Gloo at the end
   for (int rank = 0; rank < 3; ++rank) {
     CAPTURE(rank, errors[rank]);
     CHECK(waited[rank] < 5.5);
@@ -219,7 +208,7 @@ TEST_CASE("a missing rank is named when the timeout has passed", "[shm][errors]"
           sum_of_ones(self);
         }
       },
-      over_shm(4s));
+      over("shm", 4s));
   CHECK(errors[1].empty());
   for (const int rank : {0, 2}) {
     CAPTURE(errors[rank]);
@@ -242,7 +231,7 @@ TEST_CASE("a rank that leaves fails the others at once", "[shm][errors]") {
         waited[0] = timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds;
         sum_of_ones(self);
       },
-      over_shm(20s));
+      over("shm"));
   CHECK(waited[0] < 15);
   CHECK_THAT(
       errors[0], ContainsText("rank 1 (process ") && ContainsText("has left the process group"));
@@ -263,7 +252,7 @@ TEST_CASE("a wait with a shorter timeout does not fail the collective", "[shm][e
         work->wait();
         TORCH_CHECK(t.sum().item<float>() == 20);
       },
-      over_shm(20s));
+      over("shm"));
   CHECK(errors == std::vector<std::string>(2));
 }
 
@@ -280,7 +269,7 @@ TEST_CASE("a collective that one rank aborts does not succeed on the others", "[
         if (self.rank == 0) self.store->set("rank 0 has aborted", std::vector<uint8_t>{1});
         TORCH_CHECK(text.empty(), text);
       },
-      over_shm(3s));
+      over("shm", 3s));
   CHECK_THAT(errors[0], ContainsText("timed out after 3000 ms, rank 1 (at 1) did not come"));
   CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has aborted"));
 }
@@ -294,7 +283,7 @@ TEST_CASE("after a failure every later collective fails at once", "[shm][errors]
         TORCH_CHECK(timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds < 0.5);
         sum_of_ones(self);
       },
-      over_shm(1s));
+      over("shm", 1s));
   CHECK_THAT(errors[0], ContainsText("collective number 0") && ContainsText("timed out"));
   CHECK(errors[1].empty());
 }

@@ -26,18 +26,11 @@ namespace {
 using c10d::ReduceOp;
 using testing::error_of;
 using testing::errors_of_ranks;
+using testing::over;
 using testing::Rank;
-using testing::RanksOptions;
 using testing::run_ranks;
 using testing::timed_error_of;
 using namespace std::chrono_literals;
-
-RanksOptions over_shm(std::chrono::milliseconds timeout = 20s) {
-  RanksOptions options;
-  options.backend = "shm";
-  options.collective_timeout = timeout;
-  return options;
-}
 
 backends::shm::FallbackBackend& backend_of(const ProcessGroup& group) {
   const auto backend = group->getBackend(at::kCPU);
@@ -135,7 +128,7 @@ TEST_CASE("further groups take no mappings, sockets and threads", "[shm][ranks]"
         measure(many);
         return 0;
       },
-      over_shm());
+      over("shm"));
   CHECK(many == one);
 }
 
@@ -160,7 +153,7 @@ TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
         }
         return places;
       },
-      over_shm());
+      over("shm"));
   for (const auto& of_rank : places) {
     // A block that the ranks left in another order is released by the next reservation.
     const auto half = of_rank.begin() + 10;
@@ -184,7 +177,7 @@ TEST_CASE("a tensor of one group's memory is reduced in place by another", "[shm
         all_reduce(tensor, ReduceOp::SUM, self.group);
         return tensor.clone();
       },
-      over_shm());
+      over("shm"));
   for (const auto& result : results) CHECK(result.eq(6).all().item<bool>());
 }
 
@@ -208,7 +201,7 @@ TEST_CASE("groups outlive the group that they were made of", "[shm][ranks]") {
         upper.reset();
         if (own) use(own, self.rank, {self.rank});
       },
-      over_shm());
+      over("shm"));
   CHECK(errors == std::vector<std::string>(3));
 }
 
@@ -227,7 +220,7 @@ TEST_CASE("a rank that leaves a group fails its members at once", "[shm][ranks][
         use(self.group, self.rank, {0, 1, 2});  // it works on
         return seen;
       },
-      over_shm());
+      over("shm"));
   CHECK(results[0].seconds < 5);
   CHECK_THAT(
       results[0].error,
@@ -262,7 +255,7 @@ TEST_CASE("a group that is aborted alone leaves memory to the others", "[shm][ra
         }
         return std::vector<size_t>{places.size(), places.count(pending)};
       },
-      over_shm());
+      over("shm"));
   CHECK(results[0] == std::vector<size_t>{1, 0});
   CHECK(results[1] == std::vector<size_t>{1, 1});
 }

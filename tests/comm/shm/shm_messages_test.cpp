@@ -16,8 +16,8 @@ namespace ddp::shm_messages_test {
 namespace {
 
 using testing::errors_of_ranks;
+using testing::over;
 using testing::Rank;
-using testing::RanksOptions;
 using testing::run_ranks;
 using testing::timed_error_of;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -25,13 +25,6 @@ using namespace std::chrono_literals;
 
 constexpr int64_t kShort = 10;
 constexpr int64_t kLong = 100'000;
-
-RanksOptions over_shm(std::chrono::milliseconds timeout = 20s) {
-  RanksOptions options;
-  options.backend = "shm";
-  options.collective_timeout = timeout;
-  return options;
-}
 
 WorkPtr start_send(const Rank& self, at::Tensor tensor, int to, int tag = 0) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -70,7 +63,7 @@ TEST_CASE("more messages than the ring holds arrive in their order", "[shm]") {
         }
         for (const auto& work : works) work->wait();
       },
-      over_shm());
+      over("shm"));
   CHECK(errors == std::vector<std::string>(2));
 }
 
@@ -95,7 +88,7 @@ TEST_CASE("a message arrives after more unread ones than the ring holds", "[shm]
         for (int i = 0; i < kBefore && self.rank == 1; ++i) receive(0, i);
         for (const auto& work : works) work->wait();
       },
-      over_shm(10s));
+      over("shm", 10s));
   CHECK(errors == std::vector<std::string>(2));
 }
 
@@ -112,7 +105,7 @@ TEST_CASE("a message goes on when its handle is dropped", "[shm]") {
         for (int i = 0; i < 2000 && !has_arrived(); ++i) std::this_thread::sleep_for(1ms);
         return has_arrived() ? 1 : 0;
       },
-      over_shm());
+      over("shm"));
   CHECK(results == std::vector<int>(2, 1));
 }
 
@@ -145,7 +138,7 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
         own[1] = failed.error;
         return own;
       },
-      over_shm());
+      over("shm"));
   CHECK(errors[1][0].empty());
   CHECK_THAT(errors[1][1], ContainsText("shm: recv, rank 0, tag 1, on rank 1: rank 0 (process "));
   CHECK_THAT(errors[1][1], ContainsText("has left the process group"));
@@ -165,7 +158,7 @@ TEST_CASE("a rank that leaves after its last message has not failed", "[shm]") {
           self.group->getBackend(at::kCPU)->shutdown();
           self.wait_until_others_end();
         },
-        over_shm());
+        over("shm"));
     CHECK(errors == std::vector<std::string>(2));
   }
 }
@@ -192,7 +185,7 @@ TEST_CASE("a message of any rank is an error once no rank is left", "[shm][error
           self.wait_until_others_end();
         }
       },
-      over_shm());
+      over("shm"));
   CHECK_THAT(errors[0], ContainsText("shm: recv from any rank with tag 0, on rank 0: rank "));
   CHECK(errors[1].empty());
   CHECK(errors[2].empty());
@@ -218,7 +211,7 @@ TEST_CASE("a tensor in shared memory is sent without a copy, others as they were
         start_recv(self, tensor, 0)->wait();
         return tensor[kLong - 1].item<int>();
       },
-      over_shm());
+      over("shm"));
   CHECK(results[1] == (in_place ? 2 : 1));
 }
 
@@ -248,7 +241,7 @@ TEST_CASE("threads of a rank send and receive at once", "[shm]") {
         for (auto& thread : threads) thread.join();
         for (const auto& error : own) TORCH_CHECK(error.empty(), error);
       },
-      over_shm());
+      over("shm"));
   CHECK(errors == std::vector<std::string>(2));
 }
 

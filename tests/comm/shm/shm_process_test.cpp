@@ -14,10 +14,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::numbers_after;
-using ddp::testing::Process;
-using ddp::testing::TemporaryFolder;
-using ddp::testing::World;
+using namespace ddp::testing;
 
 namespace {
 
@@ -158,7 +155,7 @@ TEST_CASE("no memory remains after all ranks are killed", "[shm][process][errors
     const auto& out = world.rank(rank).out();
     CAPTURE(out);
     CHECK_THAT(out, ContainsText("/memfd:ddp"));
-    for (const auto& line : ddp::testing::lines_of(out)) {
+    for (const auto& line : lines_of(out)) {
       if (line.rfind("shares ", 0) != 0) continue;
       CHECK_THAT(line, ContainsText("/memfd:"));
       files.insert(device_and_inode(line.substr(7)));

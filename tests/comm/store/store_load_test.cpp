@@ -112,8 +112,7 @@ TEST_CASE(
   // Measured: 45 to 76 operations, of which Gloo's connecting takes two per rank of the world. The
   // rest is polling: one operation every 20 ms for ranks that wait for others.
   const int size = GENERATE(2, 8, 16);
-  RanksOptions options;
-  options.collective_timeout = 50s;
+  const RanksOptions options{50s};
   const auto loads = run_ranks<Load>(size, measure, options);
   for (const auto& load : loads) {
     CAPTURE(size, load.init, load.subgroup);

@@ -20,11 +20,7 @@ namespace ddp {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::errors_of_ranks;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 // Long enough that a rank which waits reads what the others recorded.
 constexpr auto kLate = 1500ms;
@@ -78,7 +74,7 @@ TEST_CASE("a rank whose forward threw alone ends those that wait", "[ranks][erro
         self.wait_until_others_end();
         return seen;
       },
-      testing::kLongTimeout);
+      kLongTimeout);
   for (const int rank : {0, 2}) {
     CAPTURE(rank);
     CHECK_THAT(seen[rank].error, ContainsText("boom on rank 1 alone"));
@@ -133,7 +129,7 @@ TEST_CASE("a forward pass that throws on many ranks is read once", "[forwards]")
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 64; ++rank) record_failed_forward(*store, 0, {rank, 1, "everywhere"});
   int asked = 0;
-  testing::WatchedStore counting(store, [&](const std::string&) { ++asked; });
+  WatchedStore counting(store, [&](const std::string&) { ++asked; });
   std::vector<FailedForward> known;
   read_failed_forwards(counting, 0, known);
   CHECK(reasons_of(known) == std::vector<std::string>{"0/1 everywhere"});
@@ -144,7 +140,7 @@ TEST_CASE("a forward pass that throws on many ranks is read once", "[forwards]")
 }
 
 TEST_CASE("a plain store keeps one entry for a forward pass", "[forwards]") {
-  testing::PlainStore store;
+  PlainStore store;
   for (int rank = 0; rank < 3; ++rank) record_failed_forward(store, 0, {rank, 1, "everywhere"});
   std::vector<FailedForward> known;
   read_failed_forwards(store, 0, known);

@@ -14,6 +14,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/error_of.h"
+
 namespace ddp_cuda_failures {
 
 namespace {
@@ -34,19 +36,12 @@ bool is_second() { return ddp::get_rank() == 1; }
 /// Throws unless `call` throws an error with these words, in so many seconds.
 void expect_error(
     double within, const std::vector<std::string>& words, const std::function<void()>& call) {
-  const auto begin = Clock::now();
-  std::string text;
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
-  }
-  const std::chrono::duration<double> took = Clock::now() - begin;
+  const auto [text, took] = ddp::testing::timed_error_of<c10::Error>(call);
   TORCH_CHECK(!text.empty(), "no error came");
   for (const auto& word : words) {
     TORCH_CHECK(text.find(word) != std::string::npos, "no '", word, "' in: ", text);
   }
-  TORCH_CHECK(took.count() < within, "the error took ", took.count(), " s: ", text);
+  TORCH_CHECK(took < within, "the error took ", took, " s: ", text);
 }
 
 at::Tensor ones(int64_t count = 1) { return torch::ones({count}, kGpu); }

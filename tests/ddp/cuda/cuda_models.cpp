@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "cuda_world.h"
+#include "support/compare.h"
+#include "support/error_of.h"
 
 namespace ddp_cuda_world {
 
@@ -49,9 +51,7 @@ Sharded make_sharded(const ddp::FullyShardedOptions& options) {
 /// The whole model, on every rank.
 at::Tensor gathered(Sharded& model) {
   const ddp::SummonFullParams whole(*model);
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : model->parameters()) parameters.push_back(p.detach().flatten().clone());
-  return torch::cat(parameters);
+  return ddp::testing::flattened(model->parameters());
 }
 
 void shard_model(const ddp::FullyShardedOptions& options, double tolerance = 1e-5) {
@@ -82,14 +82,9 @@ void refuse_two_devices() {
   torch::nn::Linear on_gpu(20, 20);
   on_gpu->to(kGpu);
   Net net(Unit(on_gpu, sharded_options()), Unit(torch::nn::Linear(20, 20), sharded_options()));
-  try {
-    const Sharded model(net, sharded_options());
-  } catch (const c10::ValueError& error) {
-    const std::string text = error.what_without_backtrace();
-    TORCH_CHECK(text.find("all units of a model on one device") != std::string::npos, text);
-    return;
-  }
-  TORCH_CHECK(false, "units on two devices were taken");
+  const auto text =
+      ddp::testing::error_of<c10::ValueError>([&] { const Sharded model(net, sharded_options()); });
+  TORCH_CHECK(text.find("all units of a model on one device") != std::string::npos, text);
 }
 
 void shard_in_bfloat16() {

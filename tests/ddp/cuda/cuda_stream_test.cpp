@@ -17,6 +17,7 @@
 #include "ddp/cuda_training.h"
 #include "ddp/host_waits.h"
 #include "support/cuda.h"
+#include "support/nets.h"
 
 #include "support/catch.h"
 
@@ -60,9 +61,7 @@ at::Tensor late_step(CudaTrainer& trainer, const at::Tensor& x) {
 /// Two parallel layers on streams of their own, whose gradients share a bucket.
 struct BesideImpl : torch::nn::Module {
   BesideImpl() {
-    auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-    const torch::NoGradGuard no_grad;
-    for (auto& p : parameters()) p.normal_(0, 0.1, generator);
+    draw_normal(*this, 0.1);
     to(c10::Device(at::kCUDA, 0));
   }
 
@@ -108,9 +107,7 @@ at::Tensor train_beside(bool apart, const Rank* self) {
     const auto x = cuda_batch(step);
     model ? train_step(*model, optimizer, x) : train_step(net, optimizer, x);
   }
-  std::vector<at::Tensor> flat;
-  for (const auto& p : net->parameters()) flat.push_back(p.detach().flatten());
-  return torch::cat(flat).cpu();
+  return flat_parameters(net);
 }
 
 }  // namespace
@@ -254,9 +251,7 @@ TEST_CASE("gradients in buckets begin at multiples of 16 bytes", "[cuda][streams
   const auto train = [](auto& model, const torch::nn::Sequential& net) {
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     for (int step = 0; step < 4; ++step) train_step(model, optimizer, cuda_batch(step));
-    std::vector<at::Tensor> values;
-    for (const auto& p : net->parameters()) values.push_back(p.detach().flatten());
-    return torch::cat(values).cpu();
+    return flat_parameters(net);
   };
   const auto make = [] {
     torch::manual_seed(1);

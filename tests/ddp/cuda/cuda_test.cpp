@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -19,8 +20,7 @@ TEST_CASE("a module on a GPU trains as its copy does without a wrapper", "[cuda]
   const std::string backend = GENERATE("nccl", "gloo");
   const bool as_views = GENERATE(false, true);
   CAPTURE(backend, as_views);
-  testing::RanksOptions options;
-  options.backend = backend;
+  const auto options = testing::over(backend);
   const auto pairs = testing::run_ranks<std::vector<at::Tensor>>(
       1,
       [&](const testing::Rank& self) {
@@ -44,9 +44,7 @@ TEST_CASE("a module on a GPU trains as its copy does without a wrapper", "[cuda]
             y.pow(2).mean().backward();
             optimizer.step();
           }
-          std::vector<at::Tensor> flat;
-          for (const auto& p : net->parameters()) flat.push_back(p.detach().cpu().flatten());
-          return torch::cat(flat);
+          return testing::flattened(net->parameters()).cpu();
         };
         return std::vector<at::Tensor>{train(true), train(false)};
       },

@@ -10,6 +10,9 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
+#include "support/nets.h"
+
 namespace ddp_cuda_world {
 
 using Net = torch::nn::Sequential;
@@ -28,9 +31,7 @@ inline Net make_net(bool normalizes = false) {
   if (normalizes) net->push_back(torch::nn::BatchNorm1d(32));
   net->push_back(torch::nn::Tanh());
   net->push_back(torch::nn::Linear(32, 5));
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
+  ddp::testing::draw_normal(*net, 0.3);
   net->to(kGpu);
   return net;
 }
@@ -50,11 +51,7 @@ inline at::Tensor all_batches(int step) {
 
 inline at::Tensor loss_of(const at::Tensor& output) { return output.to(at::kFloat).pow(2).mean(); }
 
-inline at::Tensor flat(const Net& net) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : net->parameters()) parameters.push_back(p.detach().flatten());
-  return torch::cat(parameters);
-}
+inline at::Tensor flat(const Net& net) { return ddp::testing::flattened(net->parameters()); }
 
 template <typename Optimizer>
 at::Tensor one_process(Net net, Optimizer&& optimizer) {

@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/warnings.h"
 
@@ -13,6 +15,7 @@
 namespace ddp::join_optimizers {
 namespace {
 
+using testing::all_equal;
 using testing::errors_of_ranks;
 using testing::in;
 using testing::Rank;
@@ -27,9 +30,7 @@ torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::BatchNorm1d(8),
       torch::nn::Linear(8, 2));
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
+  testing::draw_normal(*net, 0.3);
   return net;
 }
 
@@ -41,9 +42,7 @@ class Recorded : public Optimizer {
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
     auto loss = Optimizer::step(closure);
-    std::vector<at::Tensor> flat;
-    for (const auto& p : this->param_groups()[0].params()) flat.push_back(p.detach().reshape({-1}));
-    steps.push_back(torch::cat(flat));
+    steps.push_back(testing::flattened(this->param_groups()[0].params()));
     return loss;
   }
 
@@ -75,12 +74,6 @@ std::vector<at::Tensor> all_of(torch::nn::Sequential& net, torch::optim::Optimiz
   for (const auto& b : net->buffers()) all.push_back(b.clone());
   all.push_back(torch::full({1}, optimizer.param_groups()[0].options().get_lr()));
   return all;
-}
-
-bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return torch::equal(x, y);
-  });
 }
 
 enum class Remedy { None, Option, StepInBackward };
@@ -136,8 +129,8 @@ TEST_CASE("optimizers in JoinOptions are equal after each uneven join", "[ranks]
   const WarnAlways always;
   const auto seen = train(kind, Remedy::Option);
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    CHECK(are_equal(seen[0].after_epochs[epoch], seen[1].after_epochs[epoch]));
-    CHECK(are_equal(seen[0].after_epochs[epoch], seen[2].after_epochs[epoch]));
+    CHECK(all_equal(seen[0].after_epochs[epoch], seen[1].after_epochs[epoch]));
+    CHECK(all_equal(seen[0].after_epochs[epoch], seen[2].after_epochs[epoch]));
   }
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
 }
@@ -149,9 +142,9 @@ TEST_CASE("a rank without input steps in backward, equal at every step", "[ranks
   const auto seen = train(kind, Remedy::StepInBackward);
   CHECK(seen[0].after_steps.size() == 5 * kEpochs);
   for (int rank = 1; rank < 3; ++rank) {
-    CHECK(are_equal(seen[0].after_steps, seen[rank].after_steps));
+    CHECK(all_equal(seen[0].after_steps, seen[rank].after_steps));
     for (int epoch = 0; epoch < kEpochs; ++epoch) {
-      CHECK(are_equal(seen[0].after_epochs[epoch], seen[rank].after_epochs[epoch]));
+      CHECK(all_equal(seen[0].after_epochs[epoch], seen[rank].after_epochs[epoch]));
     }
   }
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
@@ -184,13 +177,13 @@ TEST_CASE("a rank without input steps no parameter that the others did not use",
     }
     return seen;
   });
-  CHECK(are_equal(momenta[0], momenta[1]));
+  CHECK(all_equal(momenta[0], momenta[1]));
 }
 
 TEST_CASE("an uneven join warns of optimizers that it leaves different", "[ranks][join][many]") {
   const WarnAlways always;
   const auto seen = train("adam", Remedy::None);
-  CHECK(!are_equal(seen[0].after_epochs[0], seen[1].after_epochs[0]));
+  CHECK(!all_equal(seen[0].after_epochs[0], seen[1].after_epochs[0]));
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == kEpochs);
 }
 
@@ -234,11 +227,10 @@ TEST_CASE("a sharded optimizer is an object of the join", "[ranks][join][errors]
         },
         JoinOptions().optimizers({&zero}));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("whole state each rank has, got a ZeroRedundancyOptimizer") &&
-                   ContainsText("ddp::join({model.get(), &optimizer}, body)"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("whole state each rank has, got a ZeroRedundancyOptimizer") &&
+                  ContainsText("ddp::join({model.get(), &optimizer}, body)")));
 }
 
 }  // namespace ddp::join_optimizers

@@ -13,14 +13,7 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::kLongTimeout;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::step;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 using Model = DistributedDataParallel<torch::nn::Linear>;
 
@@ -232,8 +225,8 @@ TEST_CASE("a rank warns once where it joins more iterations than it had", "[rank
   const bool is_much = GENERATE(false, true);
   const int own = is_much ? 10 : 1100;
   const auto counts = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
-    const testing::WarnAlways always;
-    const testing::Warnings warnings;
+    const WarnAlways always;
+    const Warnings warnings;
     Summing summing(self.group);
     join({&summing}, [&] {
       for (int i = 0; i < own + (self.rank == 0 ? 1050 : 0); ++i) summing.iterate();

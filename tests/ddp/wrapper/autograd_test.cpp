@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -10,18 +11,9 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using Gradients = std::vector<float>;
-
-torch::nn::Linear make_linear(int64_t inputs) {
-  torch::nn::Linear net(torch::nn::LinearOptions(inputs, 1).bias(false));
-  torch::NoGradGuard no_grad;
-  net->weight.fill_(1);
-  return net;
-}
 
 float first_gradient(const torch::nn::Linear& net) {
   return net->weight.grad()[0][0].item<float>();
@@ -87,7 +79,7 @@ TEST_CASE("a gradient penalty may have a backward pass of its own", "[ranks][ddp
   const bool find_unused = GENERATE(true, false);
   CAPTURE(order, find_unused);
   std::vector<Gradients> seen(2);
-  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     torch::nn::Linear net(2, 1);
     DistributedDataParallel model(net, in(self).find_unused_parameters(find_unused));
     const auto run = [&] { return model->forward(torch::full({1, 2}, self.rank + 1.0)).sum(); };
@@ -112,9 +104,7 @@ TEST_CASE("a gradient penalty may have a backward pass of its own", "[ranks][ddp
     CHECK(errors == std::vector<std::string>(2));
     for (const auto& gradients : seen) CHECK(gradients == Gradients{3, 1, 3, 1, 3, 1});
   } else {
-    for (const auto& error : errors) {
-      CHECK_THAT(error, ContainsText("without gradients for 1 of 2 parameters (bias"));
-    }
+    CHECK_THAT(errors, Each(ContainsText("without gradients for 1 of 2 parameters (bias")));
   }
 }
 

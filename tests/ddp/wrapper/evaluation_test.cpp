@@ -10,11 +10,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // y = w * norm(x); throws when the test asks for it.
 class NormalisedImpl : public torch::nn::Module {

@@ -250,8 +250,7 @@ TEST_CASE("all ranks throw the error of one rank", "[ranks][errors][ddp]") {
 }
 
 TEST_CASE("the others time out when a rank wraps nothing", "[ranks][errors][ddp]") {
-  testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(4);
+  const testing::RanksOptions options{std::chrono::seconds(4)};
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {

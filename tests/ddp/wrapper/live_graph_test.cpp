@@ -17,10 +17,7 @@
 namespace ddp::live_graph {  // a unity build joins the tests' files
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr const char* kModifiedInPlace = "modified by an inplace operation";
 

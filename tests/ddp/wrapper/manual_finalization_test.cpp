@@ -8,7 +8,9 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -16,11 +18,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using ByHandNet = torch::nn::Sequential;
 using ByHandModel = DistributedDataParallel<ByHandNet>;
@@ -29,10 +27,7 @@ ByHandNet make_by_hand_net() {
   ByHandNet net(
       torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::BatchNorm1d(5),
       torch::nn::Linear(5, 2));
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) {
-    p.copy_(torch::sin(torch::arange(p.numel()) * 0.7 + 1).view(p.sizes()));
-  }
+  set_waves(*net, {0.7, 1, 0});
   return net;
 }
 
@@ -76,16 +71,8 @@ ByHandEnd train_by_hand(
     }
     optimizer.step();
   }
-  for (const auto& p : model->parameters()) result.values.push_back(p.detach().clone());
-  for (const auto& b : model->buffers()) result.values.push_back(b.clone());
+  result.values = state_of(*model);
   return result;
-}
-
-bool are_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::equal(a[i], b[i])) return false;
-  }
-  return a.size() == b.size();
 }
 
 }  // namespace
@@ -106,7 +93,7 @@ TEST_CASE("passes that are finalized by hand train as others do", "[ranks][ddp][
   for (const auto end : {EndOfPass::ByHand, EndOfPass::InHook}) {
     const auto ends = run(end);
     for (size_t rank = 0; rank < ends.size(); ++rank) {
-      CHECK(are_same(ends[rank].values, expected[rank].values));
+      CHECK(all_equal(ends[rank].values, expected[rank].values));
       // Two steps until the buckets are final; they are at once where passes may differ.
       CHECK(ends[rank].after == std::vector<char>{finds_unused ? char{0} : char{1}, 0, 0, 0, 0, 0});
     }

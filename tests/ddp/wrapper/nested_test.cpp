@@ -8,8 +8,10 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/live_bytes.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -17,10 +19,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 at::Tensor nested_wave(at::IntArrayRef sizes, double phase) {
   return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) * 0.7 + phase)
@@ -28,17 +27,13 @@ at::Tensor nested_wave(at::IntArrayRef sizes, double phase) {
       .view(sizes);
 }
 
-void set_waves(torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& p : module.parameters()) p.copy_(nested_wave(p.sizes(), ++phase));
-}
+const Waves kWaves{0.7};
 
 /// A part that has a wrapper of its own.
 struct InnerImpl : torch::nn::Module {
   InnerImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {
     to(torch::kDouble);
-    set_waves(*this);
+    set_waves(*this, kWaves);
   }
   at::Tensor forward(const at::Tensor& x) { return torch::tanh(linear(x)); }
   torch::nn::Linear linear{nullptr};
@@ -52,8 +47,8 @@ struct OuterImpl : torch::nn::Module {
         last(register_module("last", torch::nn::Linear(4, 2))) {
     first->to(torch::kDouble);
     last->to(torch::kDouble);
-    set_waves(*first);
-    set_waves(*last);
+    set_waves(*first, kWaves);
+    set_waves(*last, kWaves);
     register_module("inner", wrapped.ptr());
   }
   at::Tensor forward(const at::Tensor& x) { return last(wrapped->forward(first(x))); }
@@ -67,8 +62,8 @@ TORCH_MODULE(Outer);
 std::vector<at::Tensor> train_nested_alone(int ranks, int steps) {
   torch::nn::Sequential net(torch::nn::Linear(3, 4), Inner(), torch::nn::Linear(4, 2));
   net->to(torch::kDouble);
-  set_waves(*net[0]);
-  set_waves(*net[2]);
+  set_waves(*net[0], kWaves);
+  set_waves(*net[2], kWaves);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < steps; ++step) {
     std::vector<at::Tensor> rows;
@@ -87,7 +82,7 @@ torch::nn::Sequential make_wide_net() {
     net->push_back(torch::nn::Linear(torch::nn::LinearOptions(128, 128).bias(false)));
     net->push_back(torch::nn::Tanh());
   }
-  set_waves(*net);
+  set_waves(*net, kWaves);
   return net;
 }
 
@@ -121,12 +116,7 @@ TEST_CASE("a wrapper inside a wrapper trains as one process", "[ranks][ddp][nest
         outer->last->weight,
         outer->last->bias};
   });
-  for (const auto& values : results) {
-    for (size_t i = 0; i < expected.size(); ++i) {
-      CAPTURE(i);
-      CHECK(torch::allclose(values[i], expected[i], 1e-12, 1e-12));
-    }
-  }
+  for (const auto& values : results) CHECK(all_close(values, expected, 1e-12, 1e-12));
 }
 
 TEST_CASE("forward_sync_buffers(false) shares buffers at construction", "[ranks][ddp]") {
@@ -193,9 +183,7 @@ TEST_CASE("lazy buckets give the same gradients", "[ranks][ddp][lazy]") {
   };
   const auto expected = run(false), got = run(true);
   for (size_t rank = 0; rank < expected.size(); ++rank) {
-    for (size_t i = 0; i < expected[rank].size(); ++i) {
-      CHECK(torch::equal(got[rank][i], expected[rank][i]));
-    }
+    CHECK(all_equal(got[rank], expected[rank]));
   }
 }
 
@@ -207,7 +195,7 @@ TEST_CASE("lazy buckets and activations are not in memory together", "[ranks][dd
   const auto peak_of = [&](bool lazy) {
     // One rank packs its buckets as several do, and all memory is its thread's.
     return run_ranks<int64_t>(1, [&](const Rank& self) {
-      return testing::peak_bytes_of([&] {
+      return peak_bytes_of([&] {
         DistributedDataParallel model(
             make_wide_net(),
             in(self).bucket_cap_mb(0.1).gradient_as_bucket_view(as_views).lazy_bucket_allocation(

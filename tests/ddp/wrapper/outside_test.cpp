@@ -16,11 +16,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::Warnings;
+using namespace testing;
 
 using Policy = DistributedDataParallel<torch::nn::Linear>;
 

@@ -6,7 +6,8 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
-#include "support/fixed_values.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -15,7 +16,9 @@ namespace ddp::passes_add_up {
 namespace {
 
 using testing::error_of;
+using testing::gradients_of;
 using testing::in;
+using testing::largest_difference;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -28,7 +31,8 @@ class NetImpl : public torch::nn::Module {
     first = register_module("first", torch::nn::Linear(kWidth, 5));
     extra = register_module("extra", torch::nn::Linear(5, 5));
     last = register_module("last", torch::nn::Linear(5, 1));
-    testing::set_fixed_values(*this);
+    to(at::kDouble);
+    testing::set_waves(*this);
   }
   at::Tensor forward(const at::Tensor& x, bool with_extra) {
     auto y = torch::tanh(first(x));
@@ -65,14 +69,6 @@ at::Tensor loss_of(const at::Tensor& y, Reduction reduction) {
   return reduction == Reduction::Sum ? y.square().sum() : y.square().mean();
 }
 
-std::vector<at::Tensor> gradients_of(const torch::nn::Module& net) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& p : net.parameters()) {
-    gradients.push_back(p.grad().defined() ? p.grad().detach().clone() : torch::zeros_like(p));
-  }
-  return gradients;
-}
-
 // One process: the gradients of passes 0 to `passes`, added up; only the first ones use `extra`.
 std::vector<at::Tensor> of_one_process(Reduction reduction, int passes, int with_extra) {
   Net net;
@@ -82,14 +78,6 @@ std::vector<at::Tensor> of_one_process(Reduction reduction, int passes, int with
     loss_of(y, reduction).backward();
   }
   return gradients_of(*net);
-}
-
-double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  double difference = a.size() == b.size() ? 0 : 1e9;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference = std::max(difference, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return difference;
 }
 
 }  // namespace
@@ -124,7 +112,7 @@ TEST_CASE("averaged passes add up to one process's gradient", "[ranks][ddp][many
         }
         backward();
         const auto expected = of_one_process(reduction, pass + 1, skips ? 1 : 4);
-        difference = std::max(difference, worst(gradients_of(*net), expected));
+        difference = std::max(difference, largest_difference(gradients_of(*net), expected));
       }
     }
     return difference;
@@ -147,7 +135,7 @@ TEST_CASE("backward passes through one forward pass add up", "[ranks][ddp][many]
         loss.backward({}, /*retain_graph=*/true);
         auto expected = of_one_process(reduction, 1, 1);
         for (auto& gradient : expected) gradient.mul_(times);
-        difference = std::max(difference, worst(gradients_of(*net), expected));
+        difference = std::max(difference, largest_difference(gradients_of(*net), expected));
       }
     }
     return difference;
@@ -166,7 +154,8 @@ TEST_CASE("a pass in which no rank has a sample leaves the gradient as it is", "
     model->forward(x, true).mean().backward();
     const auto before = gradients_of(*net);
     (model->forward(x.narrow(0, 0, 0), true).sum() * 0).backward();
-    return worst(gradients_of(*net), before) + (before[0].abs().sum().item<double>() > 0 ? 0 : 1);
+    return largest_difference(gradients_of(*net), before) +
+           (before[0].abs().sum().item<double>() > 0 ? 0 : 1);
   });
   for (const double difference : seen) CHECK(difference == 0);
 }
@@ -246,7 +235,7 @@ TEST_CASE("averaged passes add up in a join, for ranks without input too", "[ran
       }
     };
     join(joinables, body, JoinOptions().divide_by_initial_world_size(!by_active));
-    return worst(net->parameters(), expected);
+    return largest_difference(net->parameters(), expected);
   });
   for (const double difference : seen) CHECK(difference < 1e-12);
 }
@@ -273,8 +262,7 @@ TEST_CASE("a communication hook gets what was added since the last pass", "[rank
 TEST_CASE("with create_graph the sum of two passes has the graphs of both", "[ranks][ddp]") {
   const bool as_views = GENERATE(false, true);
   const auto seen = run_ranks<double>(2, [&](const Rank& self) {
-    torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
-    torch::nn::init::constant_(net->weight, 2);
+    auto net = testing::make_linear(1, 2);
     DistributedDataParallel model(net, in(self).gradient_as_bucket_view(as_views));
     for (int pass = 0; pass < 2; ++pass) {
       const auto y = model->forward(torch::full({1, 1}, self.rank + 1.0));

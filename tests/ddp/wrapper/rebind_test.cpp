@@ -17,6 +17,8 @@
 
 #include "ddp/wrapping.h"
 #include "sampler/drawing.h"
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/regroup.h"
 
@@ -46,10 +48,7 @@ struct detail::ZeroTypes<rebind_test::BreakingSGD> : detail::ZeroTypes<torch::op
 namespace {
 
 using rebind_test::BreakingSGD;
-using testing::in;
-using testing::Rank;
-using testing::regroup;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr size_t kSamples = 50;
 constexpr size_t kStep = 8;  // samples that all ranks together take: 3 ranks get 3, 3 and 2
@@ -63,10 +62,7 @@ class CrossedImpl : public torch::nn::Module {
     middle = register_module("middle", torch::nn::Linear(16, 16));
     first = register_module("first", torch::nn::Linear(5, 16));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
-    const torch::NoGradGuard no_grad;
-    for (auto& p : parameters()) {
-      p.copy_(torch::sin(torch::arange(p.numel()) * 1.7 + 0.3).view_as(p) * 0.3);
-    }
+    set_waves(*this, {1.7, 0.3, 0, 0.3});
   }
   at::Tensor forward(const at::Tensor& x) {
     return last->forward(norm->forward(middle->forward(first->forward(x).tanh())).tanh());
@@ -196,13 +192,6 @@ bool train_until_loss(const Rank& self, std::optional<Training>& training, int l
   return is_lost;
 }
 
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::equal(a[i], b[i])) return false;
-  }
-  return a.size() == b.size();
-}
-
 /// The samples of all ranks in the first epoch's steps, sorted.
 Indices first_epoch(const std::vector<Trained>& ranks, int from = 0) {
   Indices all;
@@ -237,7 +226,7 @@ TEST_CASE("a rank that takes a lost one's place: the bits of a quiet run", "[ran
   });
   for (int rank = 0; rank < 3; ++rank) {
     CAPTURE(rank);
-    CHECK(equal(mended[rank].state, quiet[rank].state));
+    CHECK(all_equal(mended[rank].state, quiet[rank].state));
     CHECK(mended[rank].buckets == quiet[rank].buckets);
     CHECK(mended[rank].buckets.size() > 2);
     for (int step = lost_at; step < kSteps; ++step) {
@@ -276,7 +265,7 @@ TEST_CASE("two ranks go on after the third is lost", "[ranks][ddp][rebind]") {
   gone_on.pop_back();
   for (int rank = 0; rank < 2; ++rank) {
     CAPTURE(rank);
-    CHECK(equal(gone_on[rank].state, anew[rank].state));
+    CHECK(all_equal(gone_on[rank].state, anew[rank].state));
     CHECK(gone_on[rank].samples == anew[rank].samples);
   }
   // After the loss, and before, with what the lost rank had in them.

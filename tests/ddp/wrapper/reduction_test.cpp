@@ -13,11 +13,7 @@
 
 namespace ddp {
 
-using testing::in;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::step;
+using namespace testing;
 
 TEST_CASE("each reduction gives one process's gradient for its kind of loss", "[ranks][ddp]") {
   const auto reduction = GENERATE(Reduction::Mean, Reduction::Sum, Reduction::SampleWeighted);

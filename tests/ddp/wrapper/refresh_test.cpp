@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 #include "support/warnings.h"
 
@@ -14,12 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::Warnings;
+using namespace testing;
 
 torch::nn::Linear line() { return torch::nn::Linear(torch::nn::LinearOptions(2, 2)); }
 
@@ -322,8 +318,7 @@ TEST_CASE("a forward with all parameters frozen works and is not averaged", "[ra
     for (int step = 0; step < 4; ++step) {
       step_with(wrapped, self, step);
       right.push_back(averaged_as_one(judge, 2, step));
-      std::vector<at::Tensor> before;
-      for (const auto& p : judge->parameters()) before.push_back(p.grad().clone());
+      const auto before = gradients_of(*judge);
       for (auto& p : judge->parameters()) p.set_requires_grad(false);
       // On one rank only: the other does not wait.
       if (self.rank == 0) {
@@ -332,9 +327,7 @@ TEST_CASE("a forward with all parameters frozen works and is not averaged", "[ra
         right.push_back(x.grad().abs().sum().item<double>() > 0);
       }
       for (auto& p : judge->parameters()) p.set_requires_grad(true);
-      for (size_t i = 0; i < before.size(); ++i) {
-        right.push_back(torch::equal(before[i], judge->parameters()[i].grad()));
-      }
+      right.push_back(all_equal(before, gradients_of(*judge)));
     }
     return right;
   });

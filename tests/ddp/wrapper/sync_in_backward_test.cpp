@@ -10,7 +10,9 @@
 
 #include "ddp/one_weight.h"
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -18,14 +20,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr int kMicroBatches = 4;
 constexpr int kSteps = 3;
@@ -43,9 +38,7 @@ torch::nn::Sequential make_double_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::Linear(5, 2), torch::nn::Tanh());
   net->to(torch::kDouble);
-  const torch::NoGradGuard no_grad;
-  double seed = 0;
-  for (auto& p : net->parameters()) p.copy_(values(p.sizes(), ++seed));
+  set_waves(*net, {1.7, 0.61, 0.61});
   return net;
 }
 
@@ -100,13 +93,6 @@ std::vector<at::Tensor> train_alone(const std::vector<std::vector<int64_t>>& row
   return net->parameters();
 }
 
-bool all_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!torch::allclose(a[i], b[i], 1e-12, 1e-12)) return false;
-  }
-  return a.size() == b.size();
-}
-
 }  // namespace
 
 TEST_CASE("a 1F1B step is averaged once, and trains as one process", "[ranks][ddp][sync]") {
@@ -138,7 +124,8 @@ TEST_CASE("a 1F1B step is averaged once, and trains as one process", "[ranks][dd
     const auto stats = model->stats();
     TORCH_CHECK(stats.steps.size() == kSteps, stats.steps.size(), " reduced passes");
     TORCH_CHECK(stats.buckets.size() == 4, stats.buckets.size(), " buckets");
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -154,7 +141,8 @@ TEST_CASE("samples of all micro-batches weigh a 1F1B step", "[ranks][ddp][sync]"
       run_1f1b(model, batches_of(self.rank, step, rows[self.rank]), Call::RightBefore);
       optimizer.step();
     }
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -175,7 +163,8 @@ TEST_CASE("sync_in_backward works with each way to treat unused parameters", "[r
       optimizer.step();
     }
     TORCH_CHECK(model->stats().steps.size() == kSteps);
-    TORCH_CHECK(all_close(model->module()->parameters(), expected), "other parameters");
+    TORCH_CHECK(
+        all_close(model->module()->parameters(), expected, 1e-12, 1e-12), "other parameters");
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -407,7 +396,7 @@ TEST_CASE("sync_in_backward refuses outputs that no averaged pass can use", "[ra
     y.register_hook([&](const at::Tensor&) { refuse(y); });
     y.sum().backward();
     // Each rank threw the same errors, so the group is usable, and the counts of passes are equal.
-    TORCH_CHECK(testing::step(model, self.rank + 1.0) == 1.5);
+    TORCH_CHECK(step(model, self.rank + 1.0) == 1.5);
     return errors;
   });
   for (int rank = 0; rank < 2; ++rank) {
@@ -435,7 +424,7 @@ TEST_CASE("a rank whose sync_in_backward throws ends the others", "[ranks][error
         self.wait_until_others_end();
         return seen;
       },
-      testing::kLongTimeout);
+      kLongTimeout);
   CHECK_THAT(seen[1].error, ContainsText("sync_in_backward: expected an output that has a graph"));
   CHECK_THAT(
       seen[0].error, ContainsText("sync_in_backward threw on rank 1 of 2: sync_in_backward: "));
@@ -452,11 +441,10 @@ TEST_CASE("ranks that call sync_in_backward unequally often throw", "[ranks][err
       if (i + self.rank == 1) y.sum().backward();  // rank 0 leaves its first one out
     }
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("2 training forward passes came since the last reduced backward pass "
-                            "on rank 0 of 2"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(ContainsText("2 training forward passes came since the last reduced backward pass "
+                        "on rank 0 of 2")));
 }
 
 }  // namespace ddp

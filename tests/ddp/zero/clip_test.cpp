@@ -19,10 +19,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr double kInfiniteNorm = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();

@@ -14,7 +14,9 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -22,8 +24,11 @@
 namespace ddp {
 namespace {
 
+using testing::all_equal;
+using testing::copies_of;
 using testing::errors_of_ranks;
 using testing::in;
+using testing::largest_difference;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -37,9 +42,7 @@ Net make_net() {
   Net net(
       torch::nn::Linear(7, 15), torch::nn::ReLU(), torch::nn::Linear(15, 13), torch::nn::ReLU(),
       torch::nn::Linear(13, 3));
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
+  testing::draw_normal(*net, 0.3);
   return net;
 }
 
@@ -98,28 +101,6 @@ at::Tensor loss_of(Model& model, const Rank& self, int64_t step) {
   return model->forward(input_of(self.rank, step)).square().mean();
 }
 
-Tensors values_of(const Model& model) {
-  Tensors values;
-  for (const auto& p : model->parameters()) values.push_back(p.detach().clone());
-  return values;
-}
-
-bool all_equal(const Tensors& a, const Tensors& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!at::equal(a[i], b[i])) return false;
-  }
-  return true;
-}
-
-double distance(const Tensors& a, const Tensors& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
-  }
-  return largest;
-}
-
 /// The parameters after `train` with a model and an optimizer; the same on every rank.
 Tensors run(
     int world, const std::string& kind, const Mode& mode,
@@ -130,7 +111,7 @@ Tensors run(
     Model model(make_net(), options.process_group(self.group).bucket_cap_mb(kSmallBuckets));
     const auto optimizer = make_optimizer(kind, model, mode);
     train(model, optimizer, self);
-    return values_of(model);
+    return copies_of(model->parameters());
   });
   for (const auto& of_rank : values) REQUIRE(all_equal(of_rank, values[0]));
   return values[0];
@@ -143,7 +124,7 @@ void check_same(const Tensors& got, const Tensors& expected, int world, int stag
   if (sums_alike) {
     CHECK(all_equal(got, expected));
   } else {
-    CHECK(distance(got, expected) < 1e-5);
+    CHECK(largest_difference(got, expected) < 1e-5);
   }
 }
 
@@ -185,7 +166,7 @@ TEST_CASE("a sharded optimizer takes gradients that accumulate", "[zero][ranks]"
   };
   const auto expected = run(2, "adamw", kPlain, train);
   CHECK(all_equal(run(2, "adamw", Mode{1}, train), expected));
-  CHECK(distance(run(2, "adamw", Mode{2}, train), expected) < 1e-5);
+  CHECK(largest_difference(run(2, "adamw", Mode{2}, train), expected) < 1e-5);
 }
 
 TEST_CASE("stage 2 clears the gradients in a step, without zero_grad", "[zero][ranks]") {
@@ -237,9 +218,7 @@ TEST_CASE("a parameter without a gradient is not stepped", "[zero][ranks]") {
         model->forward(input_of(self.rank, step), both).square().mean().backward();
         optimizer->step();
       }
-      Tensors ends;
-      for (const auto& p : model->parameters()) ends.push_back(p.detach().clone());
-      return ends;
+      return copies_of(model->parameters());
     });
     REQUIRE(all_equal(values[0], values[1]));
     return values[0];
@@ -282,13 +261,9 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
     return run_ranks<Tensors>(2, [&](const Rank& self) {
       torch::manual_seed(3);
       Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
-      {
-        const torch::NoGradGuard no_grad;
-        auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-        for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
-        auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
-        weight.set_data(weight.contiguous(at::MemoryFormat::ChannelsLast));
-      }
+      testing::draw_normal(*net, 0.3);
+      auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
+      weight.set_data(weight.contiguous(at::MemoryFormat::ChannelsLast));
       Model model(net, in(self));
       const auto options = torch::optim::AdamOptions(0.1);
       const auto optimizer = make<torch::optim::Adam>(
@@ -302,7 +277,7 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
         optimizer->step();
       }
       TORCH_CHECK(model->parameters()[0].is_contiguous(at::MemoryFormat::ChannelsLast));
-      return values_of(model);
+      return copies_of(model->parameters());
     });
   };
   CHECK(all_equal(end_of(mode)[0], end_of(kPlain)[0]));
@@ -323,10 +298,10 @@ TEST_CASE("parameters whose data is replaced are still stepped", "[zero][ranks]"
         for (auto& p : model->parameters()) p.set_data(p.detach().clamp(-0.2, 0.2));
       }
     }
-    return values_of(model);
+    return copies_of(model->parameters());
   };
   const auto right = run_ranks<char>(2, [&](const Rank& self) {
-    return static_cast<char>(distance(train(mode, self), train(kPlain, self)) < 1e-6);
+    return static_cast<char>(largest_difference(train(mode, self), train(kPlain, self)) < 1e-6);
   });
   CHECK(right == std::vector<char>(2, 1));
 }
@@ -354,9 +329,7 @@ TEST_CASE("an overlapping optimizer refuses a model that was refreshed", "[zero]
     return errors;
   });
   for (const auto& of_rank : seen) {
-    for (const auto& error : of_rank) {
-      CHECK_THAT(error, ContainsText("expected the model as it was when this was made"));
-    }
+    CHECK_THAT(of_rank, Each(ContainsText("expected the model as it was when this was made")));
   }
 }
 
@@ -380,10 +353,10 @@ TEST_CASE("a new sharded optimizer works after a parameter grew and refresh", "[
       model->refresh();
       optimizer = make_optimizer("adam", model, of);
     }
-    return values_of(model);
+    return copies_of(model->parameters());
   };
   const auto right = run_ranks<char>(2, [&](const Rank& self) {
-    return static_cast<char>(distance(train(mode, self), train(kPlain, self)) < 1e-6);
+    return static_cast<char>(largest_difference(train(mode, self), train(kPlain, self)) < 1e-6);
   });
   CHECK(right == std::vector<char>(2, 1));
 }
@@ -427,7 +400,9 @@ TEST_CASE("ddp's clipping equals LibTorch's for any optimizer", "[zero][ranks]")
       }
     };
   };
-  CHECK(distance(run(2, "sgd", mode, norms(false)), run(2, "sgd", kPlain, norms(true))) < 1e-6);
+  CHECK(
+      largest_difference(run(2, "sgd", mode, norms(false)), run(2, "sgd", kPlain, norms(true))) <
+      1e-6);
   const auto values = [](bool by_torch) {
     return [by_torch](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
       loss_of(model, self, 0).backward();
@@ -497,7 +472,7 @@ TEST_CASE("the state of four ranks loads on two, on one, and without sharding", 
             load(*optimizer, state);
             train(model, optimizer, 3, 6);
           });
-      CHECK(distance(end, whole) < 1e-6);
+      CHECK(largest_difference(end, whole) < 1e-6);
     }
   }
 }
@@ -683,9 +658,7 @@ TEST_CASE("clipping throws where it would not reach all gradients", "[zero][erro
       }
     });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText(mode.overlap ? "Set overlap(false)" : "in a join()"));
-  }
+  CHECK_THAT(errors, Each(ContainsText(mode.overlap ? "Set overlap(false)" : "in a join()")));
 }
 
 TEST_CASE("a GradScaler throws in a join", "[zero][errors][ranks]") {
@@ -703,8 +676,7 @@ TEST_CASE("a GradScaler throws in a join", "[zero][errors][ranks]") {
       }
     });
   });
-  for (const auto& error : errors)
-    CHECK_THAT(error, ContainsText("expected every rank to unscale"));
+  CHECK_THAT(errors, Each(ContainsText("expected every rank to unscale")));
 }
 
 TEST_CASE(
@@ -739,14 +711,12 @@ TEST_CASE(
         model->forward(input_of(self.rank, step)).backward();
         optimizer->step();
       }
-      Tensors ends;
-      for (const auto& p : model->parameters()) ends.push_back(p.detach().clone());
-      return ends;
+      return copies_of(model->parameters());
     });
     for (const auto& of_rank : values) REQUIRE(all_equal(of_rank, values[0]));
     return values[0];
   };
-  CHECK(distance(end_of(mode), end_of(kPlain)) < 1e-6);
+  CHECK(largest_difference(end_of(mode), end_of(kPlain)) < 1e-6);
 }
 
 }  // namespace ddp

@@ -50,11 +50,6 @@ bool is_in(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-std::string bytes_in(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 void put_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
@@ -119,7 +114,7 @@ TEST_CASE("a whole part becomes one file, too", "[parallel][consolidate][ranks]"
   });
   const auto part = ddp::ConsolidateOptions().part("net");
   ddp::consolidate_checkpoint(folder.path(), 1, folder.file("a.pt"), part);
-  CHECK(bytes_in(folder.file("a.pt")) == bytes_in(folder.file("step-00000001/net.pt")));
+  CHECK(read_bytes(folder.file("a.pt")) == read_bytes(folder.file("step-00000001/net.pt")));
   ddp::consolidate_checkpoint(folder.path(), 1, folder.file("a.safetensors"), part);
   CHECK(torch::equal(ddp::load_safetensors(folder.file("a.safetensors"))["weight"], model->weight));
 }
@@ -149,7 +144,7 @@ TEST_CASE("what is not whole is not consolidated", "[parallel][consolidate][rank
       ContainsText("expected a folder of checkpoints"));
 
   const auto shard = folder.file("step-00000002/model.shard-00001.pt");
-  const auto whole = bytes_in(shard);
+  const auto whole = read_bytes(shard);
   const auto damage = GENERATE(0, 1, 2);
   CAPTURE(damage);
   if (damage == 0) put_bytes(shard, whole.substr(0, whole.size() / 2));
@@ -159,7 +154,7 @@ TEST_CASE("what is not whole is not consolidated", "[parallel][consolidate][rank
   CHECK_THAT(
       of_step, ContainsText("consolidate_checkpoint: expected step 2 to be whole, but " + shard));
   CHECK_THAT(of_step, ContainsText(damage == 2 ? "is missing" : "is damaged"));
-  CHECK(bytes_in(output).empty());
+  CHECK(read_bytes(output).empty());
   // Other parts of the step are whole, and so is the step before.
   CHECK(error(2, "counter").empty());
   std::string lines;

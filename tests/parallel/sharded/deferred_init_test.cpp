@@ -7,15 +7,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::all_deferred;
-using ddp::testing::Build;
-using ddp::testing::build_deferred;
-using ddp::testing::equal_modules;
-using ddp::testing::generator_state;
-using ddp::testing::made;
-using ddp::testing::Made;
-using ddp::testing::of;
-using ddp::testing::tensors_of;
+using namespace ddp::testing;
 
 namespace {
 

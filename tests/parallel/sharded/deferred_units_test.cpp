@@ -15,17 +15,7 @@
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
-using ddp::testing::build_deferred;
-using ddp::testing::equal_modules;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::generator_state;
-using ddp::testing::made;
-using ddp::testing::Made;
-using ddp::testing::of;
-using ddp::testing::peak_bytes_of;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::tensors_of;
+using namespace ddp::testing;
 
 namespace {
 
@@ -192,7 +182,7 @@ TEST_CASE("each thread has guards of its own", "[deferred][once]") {
     ordinary = !ddp::is_deferred(net->weight);
     const ddp::DeferredInit own;
     const torch::NoGradGuard no_grad;
-    foreign = ddp::testing::error_of([&] { torch::empty({60, 50}).copy_(deferred->weight); });
+    foreign = error_of([&] { torch::empty({60, 50}).copy_(deferred->weight); });
   }).join();
   CHECK(ordinary);
   CHECK_THAT(foreign, Contains("DeferredInit: expected tensors of this thread's guards"));
@@ -277,7 +267,6 @@ TEST_CASE("ranks that drew other values learn it when they materialize", "[defer
     ddp::barrier(self.group);  // or one seeds the generator while the other repeats its draws
     ddp::materialize(*net);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, Contains("ColumnParallelLinear: expected the same random numbers on all"));
-  }
+  CHECK_THAT(
+      errors, Each(Contains("ColumnParallelLinear: expected the same random numbers on all")));
 }

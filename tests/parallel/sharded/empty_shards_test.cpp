@@ -24,7 +24,7 @@ namespace {
 struct PartlyEmptyImpl : torch::nn::Module {
   explicit PartlyEmptyImpl(uint64_t seed) {
     to(torch::kDouble);
-    NetImpl<Block>::draw(*this, seed);
+    draw_normal(*this, 0.5, seed);
   }
   at::Tensor forward(const at::Tensor& x) { return fc->forward(x).pow(2).sum() + empty.sum(); }
   at::Tensor empty = register_parameter("empty", torch::zeros({0, 4}));

@@ -11,6 +11,7 @@
 
 #include "parallel/sharded/summoned.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -35,11 +36,6 @@ struct Layout {
   int ranks;
 };
 
-at::Tensor drawn(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(
-      sizes, at::make_generator<at::CPUGeneratorImpl>(seed), torch::TensorOptions(torch::kDouble));
-}
-
 /// Layers of random widths, a parameter without dimensions, a frozen one and a buffer.
 ///
 /// \tparam L  torch::nn::Linear, or a unit of it.
@@ -56,7 +52,7 @@ struct StackImpl : torch::nn::Module {
       torch::nn::Linear layer(torch::nn::LinearOptions(from, to).bias(below(4) > 0));
       layer->to(torch::kDouble);
       const torch::NoGradGuard no_grad;
-      for (auto& p : layer->parameters()) p.copy_(drawn(p.sizes().vec(), ++values));
+      for (auto& p : layer->parameters()) p.copy_(draw_values(p.sizes().vec(), ++values));
       if (below(4) == 0) layer->weight.requires_grad_(false);
       if constexpr (std::is_same_v<L, torch::nn::Linear>) {
         layers.push_back(layer);
@@ -66,7 +62,7 @@ struct StackImpl : torch::nn::Module {
       register_module("layer" + std::to_string(i), layers.back());
       from = to;
     }
-    scale = register_parameter("scale", drawn({}, ++values));
+    scale = register_parameter("scale", draw_values({}, ++values));
     steps = register_buffer("steps", torch::zeros({2}, torch::kDouble));
   }
 
@@ -121,7 +117,7 @@ class StackRun {
   void train(int64_t from, int64_t to) {
     for (int64_t step = from; step < to; ++step) {
       optimizer_->zero_grad();
-      const auto batch = drawn({kSamples, width_}, static_cast<uint64_t>(1000 + step));
+      const auto batch = draw_values({kSamples, width_}, static_cast<uint64_t>(1000 + step));
       loss_(batch.chunk(ranks_)[static_cast<size_t>(rank_)]).backward();
       optimizer_->step();
     }
@@ -264,9 +260,7 @@ TEST_CASE("an LBFGS of shards is not saved", "[ranks][sharded][checkpoint][error
     checkpointer.add("model", model).add("optimizer", optimizer);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("expected one of LibTorch's Adam, AdamW, SGD, RMSprop"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("expected one of LibTorch's Adam, AdamW, SGD, RMSprop")));
 }
 
 TEST_CASE(
@@ -298,7 +292,7 @@ TEST_CASE(
       const torch::NoGradGuard no_grad;
       uint64_t seed = 0;
       for (auto& parameter : net->parameters())
-        parameter.copy_(drawn(parameter.sizes().vec(), ++seed));
+        parameter.copy_(draw_values(parameter.sizes().vec(), ++seed));
     }
     std::shared_ptr<torch::nn::Module> model = net.ptr();
     std::function<at::Tensor(const at::Tensor&)> forward = [&](const at::Tensor& x) {
@@ -314,7 +308,7 @@ TEST_CASE(
     torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
     const auto train = [&] {
       optimizer.zero_grad();
-      forward(drawn({3, 4}, 50)).pow(2).sum().backward();
+      forward(draw_values({3, 4}, 50)).pow(2).sum().backward();
       optimizer.step();
     };
     ddp::Checkpointer checkpointer(folder.path(), saved_by(self));

@@ -134,12 +134,6 @@ torch::nn::Sequential sharded_layers(
   return net;
 }
 
-RanksOptions over_shm() {
-  RanksOptions options;
-  options.backend = "shm";
-  return options;
-}
-
 /// What the ranks of a test tell each other.
 class Scene {
  public:
@@ -286,7 +280,7 @@ TEST_CASE(
             in_forward, recorded.elements_of(Call::Kind::Copy),
             static_cast<int64_t>(recorded.of(Call::Kind::Gather).size())};
       },
-      over_shm());
+      over("shm"));
   for (const auto& of_rank : copied) {
     CHECK(of_rank == std::vector<int64_t>{0, kUnits * kUnitNumel, kUnits});
   }
@@ -320,7 +314,7 @@ TEST_CASE("over shared memory ranks read shards where they lie", "[ranks][sharde
         TORCH_CHECK(gathers.size() == 1 && weight.is_alias_of(gathers[0].to), "not into place");
         unit->reshard();
       },
-      over_shm());
+      over("shm"));
   CHECK(errors == std::vector<std::string>(2));
 }
 
@@ -359,7 +353,7 @@ TEST_CASE(
         const auto expected = self.rank == 1 ? 4.0f : 1.0f;
         TORCH_CHECK(sum.narrow(0, 0, 8).eq(expected).all().item<bool>(), sum.narrow(0, 0, 8));
       },
-      over_shm());
+      over("shm"));
   CHECK(errors == std::vector<std::string>(2));
 }
 

@@ -12,6 +12,7 @@
 
 #include "parallel/sharded/gradient_notes.h"
 #include "parallel/sharded/sharded_net.h"
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -20,6 +21,28 @@
 using namespace ddp::testing;
 using ddp::FullyShardedDataParallel;
 using ddp::FullyShardedOptions;
+
+namespace {
+
+using Layer = FullyShardedDataParallel<torch::nn::Linear>;
+using Order = std::vector<size_t>;
+
+/// Units of equal size, whose gathers and reductions fit to each other.
+struct Units : torch::nn::Module {
+  explicit Units(const FullyShardedOptions& options) {
+    for (const char* name : {"one", "two", "three"}) {
+      layers.push_back(register_module(name, Layer(torch::nn::Linear(4, 4), options)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto i : order) x = layers[i]->forward(x);
+    return x;
+  }
+  Order order{0, 1, 2};
+  std::vector<Layer> layers;
+};
+
+}  // namespace
 
 TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
@@ -50,9 +73,7 @@ TEST_CASE("units over other ranks than the root's are refused", "[ranks][sharded
         torch::nn::Linear(2, 2), FullyShardedOptions().process_group(alone)));
     FullyShardedDataParallel model(net, over(self));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("to be cut over the same ranks, got others in 0"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("to be cut over the same ranks, got others in 0")));
 }
 
 TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sharded][errors]") {
@@ -93,9 +114,8 @@ TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
     net->push_back(block->up);
     FullyShardedDataParallel model(net, over(self));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0")));
 }
 
 TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
@@ -160,8 +180,7 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
     use.options = over(self);
     NetRun run(self, use);
     run.loss(1).backward();
-    std::vector<at::Tensor> before;
-    for (const auto& p : run.model->parameters()) before.push_back(p.grad().clone());
+    const auto before = gradients_of(*run.model);
     const auto text = error_of<std::exception>([&] {
       if (in_backward) {
         auto x = net_input(use, 2, 0, self.rank).requires_grad_();
@@ -173,20 +192,11 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
       }
     });
     TORCH_CHECK(!text.empty());
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto p = run.model->parameters()[i];
-      TORCH_CHECK(p.sizes() == before[i].sizes() && at::equal(p.grad(), before[i]));
-    }
+    for (const auto& p : run.model->parameters()) TORCH_CHECK(p.sizes() == p.grad().sizes());
+    TORCH_CHECK(all_equal(gradients_of(*run.model), before));
     for (auto& p : run.model->parameters()) p.mutable_grad().reset();
     run.loss(1).backward();
-    double largest = 0;
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto grad = run.model->parameters()[i].grad();
-      if (grad.numel() > 0) {
-        largest = std::max(largest, (grad - before[i]).abs().max().item<double>());
-      }
-    }
-    return largest;
+    return largest_difference(gradients_of(*run.model), before);
   });
   for (const auto largest : distances) CHECK(largest < 1e-14);
 }
@@ -232,27 +242,13 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
-        struct Two : torch::nn::Module {
-          explicit Two(const Rank& of) : rank(of.rank) {
-            for (const char* name : {"one", "other"}) {
-              units.push_back(register_module(
-                  name,
-                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), over(of))));
-            }
-          }
-          at::Tensor forward(const at::Tensor& x) {
-            return units[static_cast<size_t>(rank)]->forward(x);
-          }
-          int rank;
-          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
-        };
-        FullyShardedDataParallel model(std::make_shared<Two>(self), over(self));
-        model->forward(torch::ones({1, 2})).sum().backward();
+        const auto net = std::make_shared<Units>(over(self));
+        net->order = {static_cast<size_t>(self.rank)};
+        FullyShardedDataParallel model(net, over(self));
+        model->forward(torch::ones({1, 4})).sum().backward();
       },
       kLongTimeout);
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
-  }
+  CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and two on rank 1 in forward 1")));
 }
 
 TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
@@ -263,28 +259,10 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
   const auto errors = errors_of_ranks(
       2,
       [at_step = at_step, left_out = left_out](const Rank& self) {
-        // Units of equal size, whose gathers and reductions fit to each other.
-        struct Three : torch::nn::Module {
-          explicit Three(const FullyShardedOptions& options) {
-            for (const char* name : {"one", "two", "three"}) {
-              units.push_back(register_module(
-                  name,
-                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(4, 4), options)));
-            }
-          }
-          at::Tensor forward(at::Tensor x) {
-            for (size_t i = 0; i < units.size(); ++i) {
-              if (i != left_out) x = units[i]->forward(x);
-            }
-            return x;
-          }
-          size_t left_out = 3;
-          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
-        };
-        const auto net = std::make_shared<Three>(over(self));
+        const auto net = std::make_shared<Units>(over(self));
         FullyShardedDataParallel model(net, over(self));
         for (int step = 0; step < 5; ++step) {
-          if (step == at_step && self.rank == 1) net->left_out = left_out;
+          if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
           model->forward(torch::ones({1, 4})).sum().backward();
         }
       },
@@ -307,24 +285,6 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
 }
 
 namespace {
-
-using Layer = FullyShardedDataParallel<torch::nn::Linear>;
-using Order = std::vector<size_t>;
-
-/// Units of equal size, whose gathers and reductions fit to each other.
-struct Units : torch::nn::Module {
-  explicit Units(const FullyShardedOptions& options) {
-    for (const char* name : {"one", "two", "three"}) {
-      layers.push_back(register_module(name, Layer(torch::nn::Linear(4, 4), options)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto i : order) x = layers[i]->forward(x);
-    return x;
-  }
-  Order order{0, 1, 2};
-  std::vector<Layer> layers;
-};
 
 /// \param orders  of the units in the last of the steps, by rank.
 /// \param root  whether one unit has the others.
@@ -397,11 +357,10 @@ TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sha
     step(3, true);
     return error_of<c10::Error>([&] { step(4, false); });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("expected gradients to be scaled alike on all ranks, got those"));
-    CHECK_THAT(error, ContainsText("ddp::clip_grad_norm_(*model, max_norm)"));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("expected gradients to be scaled alike on all ranks, got those") &&
+                  ContainsText("ddp::clip_grad_norm_(*model, max_norm)")));
   CHECK(errors[0] == errors[1]);
 }
 

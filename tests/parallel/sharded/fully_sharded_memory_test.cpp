@@ -52,8 +52,7 @@ TEST_CASE("units of a deferred model have its values", "[ranks][sharded][deferre
     TORCH_CHECK(ddp::fully_shard(net, 10, options) == 3);
     ddp::FullyShardedDataParallel model(net, options);
     const ddp::SummonFullParams summoned(*model);
-    const auto parameters = model->parameters();
-    for (size_t i = 0; i < whole.size(); ++i) TORCH_CHECK(at::equal(parameters[i], whole[i]), i);
+    TORCH_CHECK(all_equal(model->parameters(), whole));
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -69,11 +68,7 @@ TEST_CASE("a model can be cut while it is deferred", "[ranks][sharded][deferred]
     }
     ddp::FullyShardedDataParallel model(net, use.options);
     const ddp::SummonFullParams summoned(*model);
-    const auto expected = PlainNet(NetUse()).parameters();
-    const auto found = model->parameters();
-    for (size_t i = 0; i < expected.size(); ++i) {
-      TORCH_CHECK(at::equal(found[i], expected[i]), i);
-    }
+    TORCH_CHECK(all_equal(model->parameters(), PlainNet(NetUse()).parameters()));
   });
   CHECK(errors == std::vector<std::string>(2));
 }
@@ -214,9 +209,8 @@ TEST_CASE("values of whole parameters keep the views that they need", "[ranks][s
     unit->forward(x).sum().backward();  // with other memory
     y.backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("expected gradients of the root while its parameters are whole") &&
-                   ContainsText("Run its backward before they end."));
-  }
+  CHECK_THAT(
+      errors, Each(
+                  ContainsText("expected gradients of the root while its parameters are whole") &&
+                  ContainsText("Run its backward before they end.")));
 }

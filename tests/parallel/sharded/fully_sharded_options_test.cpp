@@ -10,6 +10,7 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/sharded_net.h"
+#include "support/compare.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -183,7 +184,7 @@ TEST_CASE("fully_shard makes units of parts of a Sequential", "[ranks][sharded]"
             torch::nn::Linear(8, 8), torch::nn::Tanh(), torch::nn::Linear(8, 2)),
         torch::nn::Linear(2, 1));
     net->to(torch::kDouble);
-    PlainNet::draw(*net, 3);
+    draw_normal(*net, 0.5, 3);
     return net;
   };
   auto whole = make();
@@ -362,18 +363,9 @@ TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded
       }
       net_optimizer(run.model->parameters()).zero_grad(to_none);
       run.loss(1).backward();
-      std::vector<at::Tensor> found;
-      for (const auto& p : run.model->parameters()) found.push_back(p.grad());
-      return found;
+      return gradients_of(*run.model);
     };
-    const auto with = gradients(true);
-    const auto without = gradients(false);
-    double largest = 0;
-    for (size_t i = 0; i < with.size(); ++i) {
-      if (with[i].numel() == 0) continue;
-      largest = std::max(largest, (with[i] - without[i]).abs().max().item<double>());
-    }
-    return largest;
+    return largest_difference(gradients(true), gradients(false));
   });
   for (const auto largest : distances) CHECK(largest == 0);
 }

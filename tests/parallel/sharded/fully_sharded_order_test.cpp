@@ -29,7 +29,7 @@ struct SummingNet : torch::nn::Module {
     for (uint64_t i = 0; i < 4; ++i) {
       Block block;
       block->to(torch::kDouble);
-      PlainNet::draw(*block, 20 + i);
+      draw_normal(*block, 0.5, 20 + i);
       if constexpr (std::is_same_v<B, Block>) {
         blocks.push_back(block);
       } else {

@@ -102,7 +102,7 @@ struct NormedNet : torch::nn::Module {
         norm(register_module("norm", std::move(made))),
         down(register_module("down", torch::nn::Linear(4, 2))) {
     to(torch::kDouble);
-    PlainNet::draw(*this, 6);
+    draw_normal(*this, 0.5, 6);
   }
   at::Tensor forward(const at::Tensor& x) {
     return down->forward(torch::tanh(norm->forward(up->forward(x))));
@@ -113,8 +113,7 @@ struct NormedNet : torch::nn::Module {
 };
 
 at::Tensor normal_input(int64_t samples, int64_t width, int64_t step) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(50 + step));
-  return torch::randn({samples, width}, generator, torch::dtype(torch::kDouble));
+  return draw_values({samples, width}, static_cast<uint64_t>(50 + step));
 }
 
 /// Three steps on batches of 8 samples, of which a rank has `part` of `parts`.
@@ -134,7 +133,7 @@ void train_on_part(
 template <typename Sgd>
 std::string step_with_infinity(const Rank& self) {
   torch::nn::Linear layer(4, 3);
-  PlainNet::draw(*layer, 1);
+  draw_normal(*layer, 0.5, 1);
   FullyShardedDataParallel model(layer, sharded_over(self));
   Sgd optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   ddp::GradScaler scaler(ddp::GradScalerOptions().init_scale(4).found_inf_groups({self.group}));

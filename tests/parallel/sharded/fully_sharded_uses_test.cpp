@@ -97,10 +97,8 @@ TEST_CASE("a penalty of shards is refused in backward", "[ranks][sharded][errors
     run.loss().backward();  // and the model is usable
     return text;
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText("in forward of their unit, got a gradient of a value that was "));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("in forward of their unit, got a gradient of a value that was ")));
 }
 
 TEST_CASE("a penalty of summoned parameters trains as one process", "[ranks][sharded]") {
@@ -132,12 +130,10 @@ TEST_CASE("a parameter that is used outside of its unit is refused", "[ranks][sh
     FullyShardedDataParallel model(borrower, over(self));
     model->forward(torch::ones({2, 3}));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, ContainsText(
-                   multiplies ? "ran forward of the root on rank"
-                              : "got weight in lender used outside of it in forward of the root"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText(
+                  multiplies ? "ran forward of the root on rank"
+                             : "got weight in lender used outside of it in forward of the root")));
 }
 
 namespace {
@@ -160,7 +156,7 @@ TORCH_MODULE(Writer);
 Writer drawn_writer() {
   Writer writer;
   writer->to(torch::kDouble);
-  NetImpl<Block>::draw(*writer, 7);
+  draw_normal(*writer, 0.5, 7);
   return writer;
 }
 
@@ -203,11 +199,9 @@ TEST_CASE("forward that writes something else on each rank is an error", "[ranks
     FullyShardedDataParallel unit(drawn_writer(), over(self));
     unit->forward(torch::tensor({self.rank, 3})).pow(2).sum().backward();
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error,
-        ContainsText("expected forward to write the same to parameters on all ranks, got other"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText(
+                  "expected forward to write the same to parameters on all ranks, got other")));
 }
 
 namespace {
@@ -281,7 +275,6 @@ TEST_CASE("a parameter that a unit has cut is not cut again", "[ranks][sharded][
     }
     FullyShardedDataParallel other(second, over(self));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("each parameter in one unit, got \"weight\", which another"));
-  }
+  CHECK_THAT(
+      errors, Each(ContainsText("each parameter in one unit, got \"weight\", which another")));
 }

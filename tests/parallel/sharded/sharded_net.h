@@ -15,6 +15,8 @@
 #include <ddp/fully_sharded.h>
 #include <torch/torch.h>
 
+#include "support/compare.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
@@ -74,15 +76,8 @@ struct NetImpl : torch::nn::Module {
     head = register_module("head", torch::nn::Linear(kIn, 1));
     stem->to(use.dtype);
     head->to(use.dtype);
-    draw(*stem, 4);
-    draw(*head, 5);
-  }
-
-  static void draw(torch::nn::Module& module, uint64_t seed) {
-    const torch::NoGradGuard no_grad;
-    auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-    for (auto& p : module.parameters())
-      p.copy_(torch::randn(p.sizes(), generator, p.options()) * 0.5);
+    draw_normal(*stem, 0.5, 4);
+    draw_normal(*head, 0.5, 5);
   }
 
   B make_block(uint64_t seed) const {
@@ -91,7 +86,7 @@ struct NetImpl : torch::nn::Module {
     if (seed == 3 && use.has_unused) {
       block->register_parameter("unused", torch::ones({3, 2}, use.dtype));
     }
-    draw(*block, seed);
+    draw_normal(*block, 0.5, seed);
     block->checkpoints = seed == 2 && use.checkpoint == NetUse::Checkpoint::Inside;
     if (seed == 2 && use.frozen_middle) {
       for (auto& p : block->up->parameters()) p.requires_grad_(false);
@@ -169,15 +164,7 @@ inline FullyShardedOptions over(const Rank& self) {
 /// The largest difference between whole parameters and others.
 inline double distance(FullyShardedBase& model, const std::vector<at::Tensor>& others) {
   const SummonFullParams whole(model);
-  const auto parameters = model.parameters();
-  TORCH_CHECK(parameters.size() == others.size());
-  double largest = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    TORCH_CHECK(parameters[i].sizes() == others[i].sizes(), parameters[i].sizes());
-    const auto difference = (parameters[i].detach() - others[i].detach()).abs().max();
-    largest = std::max(largest, difference.template item<double>());
-  }
-  return largest;
+  return largest_difference(model.parameters(), others);
 }
 
 /// A sharded model in which each rank trains on inputs of its own.

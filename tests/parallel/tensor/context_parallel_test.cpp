@@ -3,34 +3,21 @@
 
 #include <ddp/ddp.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
 #include "support/live_bytes.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::error_of;
-using ddp::testing::PeakOfAllThreads;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 namespace functional = ddp::functional;
 
 namespace {
-
-Tensor drawn(std::vector<int64_t> sizes, uint64_t seed, at::ScalarType dtype = torch::kDouble) {
-  return torch::randn(
-             sizes, at::make_generator<at::CPUGeneratorImpl>(seed),
-             torch::TensorOptions(torch::kDouble))
-      .to(dtype);
-}
-
-double gap(const Tensor& a, const Tensor& b) {
-  if (!a.defined() || !b.defined() || a.sizes() != b.sizes()) return 1e300;
-  return (a - b).abs().max().item<double>();
-}
 
 using Attention = Tensor (*)(
     const Tensor&, const Tensor&, const Tensor&, const ddp::GroupArg&, bool, std::optional<double>);
@@ -47,13 +34,14 @@ TEST_CASE("a sequence is cut into an early and a late piece a rank", "[parallel]
   CHECK(positions[2] == std::vector<int64_t>{4, 5, 6, 7});
 
   const auto errors = run_ranks<double>(3, [](const Rank& self) {
-    const auto x = drawn({2, 12, 3}, 1).requires_grad_();
+    const auto x = draw_values({2, 12, 3}, 1).requires_grad_();
     const auto part = functional::context_shard(x, 1, self.group);
     const auto expected = x.index_select(1, functional::context_positions(12, self.group));
     const auto whole = functional::context_gather(part * 2, -2, self.group);
-    (whole * drawn({2, 12, 3}, 2)).sum().backward();
+    (whole * draw_values({2, 12, 3}, 2)).sum().backward();
     return std::max(
-        {gap(part, expected), gap(whole, x * 2), gap(x.grad(), drawn({2, 12, 3}, 2) * 2)});
+        {difference(part, expected), difference(whole, x * 2),
+         difference(x.grad(), draw_values({2, 12, 3}, 2) * 2)});
   });
   for (const double error : errors) CHECK(error == 0);
 }
@@ -68,8 +56,8 @@ TEST_CASE(
       static_cast<Attention>(functional::all_to_all_attention));
   const std::vector<int64_t> sizes{2, 12, 24, 5};
   std::vector<Tensor> whole;
-  for (uint64_t seed : {1, 2, 3}) whole.push_back(drawn(sizes, seed).requires_grad_());
-  const auto weights = drawn(sizes, 4);
+  for (uint64_t seed : {1, 2, 3}) whole.push_back(draw_values(sizes, seed).requires_grad_());
+  const auto weights = draw_values(sizes, 4);
   const auto output =
       at::scaled_dot_product_attention(whole[0], whole[1], whole[2], {}, 0, causal, scale);
   (output * weights).sum().backward();
@@ -82,8 +70,9 @@ TEST_CASE(
     for (const auto& tensor : whole) own.push_back(cut(tensor).requires_grad_());
     const auto part = attention(own[0], own[1], own[2], self.group, causal, scale);
     (part * cut(weights)).sum().backward();
-    std::vector<double> all{gap(part, cut(output))};
-    for (size_t i = 0; i < own.size(); ++i) all.push_back(gap(own[i].grad(), cut(whole[i].grad())));
+    std::vector<double> all{difference(part, cut(output))};
+    for (size_t i = 0; i < own.size(); ++i)
+      all.push_back(difference(own[i].grad(), cut(whole[i].grad())));
     return all;
   });
   for (const auto& by_rank : errors) {
@@ -93,7 +82,7 @@ TEST_CASE(
 
 TEST_CASE("ring attention needs memory for a part of the sequence", "[parallel][context][ranks]") {
   const auto bytes_of_a_rank = [](int ranks) {
-    const auto part = drawn({1, 4, 64, 32}, 1);
+    const auto part = draw_values({1, 4, 64, 32}, 1);
     const PeakOfAllThreads peak;
     run_ranks<int>(ranks, [&](const Rank& self) {
       const torch::NoGradGuard no_grad;
@@ -109,8 +98,9 @@ TEST_CASE("ring attention needs memory for a part of the sequence", "[parallel][
 
 TEST_CASE("attention over a cut sequence works in bfloat16", "[parallel][context][ranks]") {
   const std::vector<int64_t> sizes{1, 2, 16, 8};
-  const auto q = drawn(sizes, 1, torch::kBFloat16), k = drawn(sizes, 2, torch::kBFloat16),
-             v = drawn(sizes, 3, torch::kBFloat16);
+  const auto q = draw_values(sizes, 1, torch::kBFloat16),
+             k = draw_values(sizes, 2, torch::kBFloat16),
+             v = draw_values(sizes, 3, torch::kBFloat16);
   const auto expected = at::scaled_dot_product_attention(
       q.to(torch::kDouble), k.to(torch::kDouble), v.to(torch::kDouble), {}, 0, true);
   const auto errors = run_ranks<double>(2, [&](const Rank& self) {
@@ -121,15 +111,15 @@ TEST_CASE("attention over a cut sequence works in bfloat16", "[parallel][context
     if (part.scalar_type() != torch::kBFloat16 || own_q.grad().scalar_type() != torch::kBFloat16) {
       return 1e300;
     }
-    return gap(part.to(torch::kDouble), cut(expected));
+    return difference(part.to(torch::kDouble), cut(expected));
   });
   for (const double error : errors) CHECK(error < 0.03);
 }
 
 TEST_CASE(
     "attention over a cut sequence takes any layout and autocast", "[parallel][context][ranks]") {
-  const auto q = drawn({2, 4, 5, 16}, 1).transpose(-1, -2);  // [2, 4, 16, 5]
-  const auto k = drawn({2, 4, 16, 5}, 2), v = drawn({2, 4, 16, 5}, 3);
+  const auto q = draw_values({2, 4, 5, 16}, 1).transpose(-1, -2);  // [2, 4, 16, 5]
+  const auto k = draw_values({2, 4, 16, 5}, 2), v = draw_values({2, 4, 16, 5}, 3);
   const auto expected = at::scaled_dot_product_attention(q, k, v, {}, 0, true);
   const auto errors = run_ranks<double>(2, [&](const Rank& self) {
     const auto cut = [&](const Tensor& t) { return t.chunk(2, 2)[static_cast<size_t>(self.rank)]; };
@@ -142,7 +132,7 @@ TEST_CASE(
     const auto low = functional::ring_attention(
         cut(q).to(torch::kFloat), cut(k).to(torch::kFloat), cut(v).to(torch::kBFloat16),
         self.group);
-    return low.scalar_type() == torch::kBFloat16 ? gap(part, own(expected)) : 1e300;
+    return low.scalar_type() == torch::kBFloat16 ? difference(part, own(expected)) : 1e300;
   });
   for (const double error : errors) CHECK(error < 1e-12);
 }

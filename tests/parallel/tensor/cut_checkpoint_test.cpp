@@ -296,11 +296,9 @@ TEST_CASE(
     checkpointer.add("model", model).add("optimizer", optimizer);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("expected one of LibTorch's Adam, AdamW, SGD, RMSprop and Adagrad for "
-                        "parameters that are cut over the ranks"));
-  }
+  CHECK_THAT(
+      errors, Each(Contains("expected one of LibTorch's Adam, AdamW, SGD, RMSprop and Adagrad for "
+                            "parameters that are cut over the ranks")));
 }
 
 TEST_CASE("a group's own random numbers go on after a load", "[parallel][cut_checkpoint][ranks]") {
@@ -375,12 +373,10 @@ TEST_CASE(
     if (has_optimizer) checkpointer.add("optimizer", *optimizer);
     checkpointer.load(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains(
-                   has_optimizer ? "expected momentum_buffer of weight of sizes [8, 4], got [4, 4]"
-                                 : "\"weight\" is [8, 4] in the model and [4, 4] in the file"));
-  }
+  CHECK_THAT(
+      errors, Each(Contains(
+                  has_optimizer ? "expected momentum_buffer of weight of sizes [8, 4], got [4, 4]"
+                                : "\"weight\" is [8, 4] in the model and [4, 4] in the file")));
 }
 
 TEST_CASE("any optimizer is saved where nothing is cut", "[parallel][cut_checkpoint][ranks]") {
@@ -406,9 +402,7 @@ TEST_CASE(
     checkpointer.add_per_rank("model", layer).add("optimizer", *optimizer);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, Contains("add_per_rank() for the model. Add both by add()"));
-  }
+  CHECK_THAT(errors, Each(Contains("add_per_rank() for the model. Add both by add()")));
 }
 
 TEST_CASE(
@@ -421,9 +415,7 @@ TEST_CASE(
     checkpointer.add("optimizer", *optimizer).add("model", *model);
     checkpointer.save(1);
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, Contains("ParameterLayout: expected boxes of at most 2 elements"));
-  }
+  CHECK_THAT(errors, Each(Contains("ParameterLayout: expected boxes of at most 2 elements")));
 }
 
 TEST_CASE(

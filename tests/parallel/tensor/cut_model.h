@@ -11,13 +11,9 @@
 #include <ddp/internal/cut_parameters.h>
 #include <torch/torch.h>
 
-namespace ddp::testing {
+#include "support/nets.h"
 
-// Ranks are threads with one default generator, so models get values that the test drew.
-inline at::Tensor draw_values(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(
-      sizes, at::make_generator<at::CPUGeneratorImpl>(seed), torch::TensorOptions(torch::kDouble));
-}
+namespace ddp::testing {
 
 /// Sizes of the model. 7 tokens on 2 ranks: the last one has a row of padding.
 constexpr int64_t kTokens = 7, kWidth = 8, kHidden = 16, kHeads = 4, kTime = 4;

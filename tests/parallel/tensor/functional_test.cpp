@@ -4,37 +4,24 @@
 
 #include <ddp/ddp.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 namespace functional = ddp::functional;
 
 namespace {
 
-/// Values that depend on the seed alone, whichever thread draws them.
-Tensor draw(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(
-      sizes, at::make_generator<at::CPUGeneratorImpl>(seed), torch::TensorOptions(torch::kDouble));
-}
-
 /// This rank's part of `t` along `dim`.
 Tensor part(const Tensor& t, int64_t dim, const Rank& self) {
   return t.chunk(self.size, dim)[static_cast<size_t>(self.rank)];
-}
-
-double difference(const Tensor& a, const Tensor& b) {
-  if (a.sizes() != b.sizes()) return 1e300;
-  if (a.numel() == 0) return 0;
-  return (a - b).abs().max().item<double>();
 }
 
 /// How far a function of one rank is from what it is when one process computes it for all ranks.
@@ -146,7 +133,7 @@ const std::vector<Pair>& pairs() {
 /// The loss of one rank's result. Its second derivative is not zero.
 Tensor loss_of(const Tensor& result, bool same_result, int rank) {
   const uint64_t seed = same_result ? 100 : 100 + static_cast<uint64_t>(rank);
-  return (draw(result.sizes().vec(), seed) * result * result).sum();
+  return (draw_values(result.sizes().vec(), seed) * result * result).sum();
 }
 
 /// A gradient and a gradient of a function of it, by input.
@@ -159,7 +146,7 @@ std::vector<Gradients> expected(const Pair& pair, int ranks) {
   Tensor same;
   for (int rank = 0; rank < ranks; ++rank) {
     if (!pair.same_input || rank == 0)
-      same = draw({kRows, kColumns}, 1 + static_cast<uint64_t>(rank)).requires_grad_();
+      same = draw_values({kRows, kColumns}, 1 + static_cast<uint64_t>(rank)).requires_grad_();
     inputs.push_back(same);
   }
   std::vector<Tensor> results;
@@ -194,7 +181,7 @@ TEST_CASE(
     const auto of_all = expected(pair, ranks);
     const auto errors = run_ranks<std::vector<double>>(ranks, [&](const Rank& self) {
       const uint64_t seed = pair.same_input ? 1 : 1 + static_cast<uint64_t>(self.rank);
-      const auto input = draw({kRows, kColumns}, seed).requires_grad_();
+      const auto input = draw_values({kRows, kColumns}, seed).requires_grad_();
       const auto result = pair.of_rank(input, self.group);
       const auto loss = loss_of(result, pair.same_result, self.rank);
       const auto first = torch::autograd::grad({loss}, {input}, {}, true, true)[0];
@@ -214,7 +201,7 @@ TEST_CASE(
 
 TEST_CASE("a group of one has no exchange", "[parallel][functional][ranks]") {
   const auto faults = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
-    const auto input = draw({kRows, kColumns}, 1).requires_grad_();
+    const auto input = draw_values({kRows, kColumns}, 1).requires_grad_();
     for (const auto& pair : pairs()) {
       if (std::string(pair.name) == "all_to_all with splits") continue;
       if (!pair.of_rank(input, self.group).is_same(input)) return pair.name;
@@ -228,7 +215,7 @@ TEST_CASE("results may be changed in place", "[parallel][functional][ranks]") {
   const auto errors = run_ranks<double>(2, [](const Rank& self) {
     double worst = 0;
     for (const auto& pair : pairs()) {
-      const auto value = draw({kRows, kColumns}, 1);
+      const auto value = draw_values({kRows, kColumns}, 1);
       const auto input = value.clone().requires_grad_();
       const auto other = value.clone().requires_grad_();
       pair.of_rank(input * 1, self.group).relu_().sum().backward();
@@ -243,7 +230,7 @@ TEST_CASE("results may be changed in place", "[parallel][functional][ranks]") {
 TEST_CASE("inputs that need no gradient make no node", "[parallel][functional][ranks]") {
   const auto nodes = run_ranks<int>(2, [](const Rank& self) {
     int nodes = 0;
-    const auto plain = draw({kRows, kColumns}, 1);
+    const auto plain = draw_values({kRows, kColumns}, 1);
     const auto trained = plain.clone().requires_grad_();
     for (const auto& pair : pairs()) {
       nodes += pair.of_rank(plain, self.group).requires_grad();
@@ -263,12 +250,12 @@ TEST_CASE(
       [](const Rank& self) {
         const auto pair = ddp::new_group({1, 2}, self.group);
         if (!pair) return self.wait_until_others_end();
-        const auto input = draw({4}, 1).requires_grad_(self.rank == 1);
-        const auto weight = draw({4}, 2).requires_grad_();
+        const auto input = draw_values({4}, 1).requires_grad_(self.rank == 1);
+        const auto weight = draw_values({4}, 2).requires_grad_();
         (functional::copy_to_region(input, pair) * weight).sum().backward();
         ddp::barrier(pair);
       },
-      ddp::testing::kLongTimeout);
+      kLongTimeout);
   for (size_t rank : {1, 2}) {
     CHECK_THAT(
         errors[rank], Contains("differentiable call of 4 x Double that requires a gradient") &&
@@ -328,8 +315,8 @@ TEST_CASE(
 TEST_CASE(
     "a gradient penalty goes through column and row layers", "[parallel][functional][ranks]") {
   const int64_t batch = 5, width = 4, hidden = 12;
-  const auto x = draw({batch, width}, 1), up = draw({hidden, width}, 2),
-             down = draw({width, hidden}, 3);
+  const auto x = draw_values({batch, width}, 1), up = draw_values({hidden, width}, 2),
+             down = draw_values({width, hidden}, 3);
   const auto penalized = [](const Tensor& loss, const Tensor& input) {
     const auto gradient = torch::autograd::grad({loss}, {input}, {}, true, true)[0];
     return loss + gradient.pow(2).sum();

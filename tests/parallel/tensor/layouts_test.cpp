@@ -123,11 +123,9 @@ TEST_CASE(
     const ddp::DistributedDataParallel wrapped(
         model, ddp::DistributedDataParallelOptions().process_group(self.group));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("DistributedDataParallel: expected a group whose ranks have the same "
-                        "parameters, got one whose ranks have parts of \"embedding.weight\""));
-  }
+  CHECK_THAT(
+      errors, Each(Contains("DistributedDataParallel: expected a group whose ranks have the same "
+                            "parameters, got one whose ranks have parts of \"embedding.weight\"")));
 }
 
 TEST_CASE("clipping a module counts each element once", "[parallel][layouts][ranks]") {
@@ -195,10 +193,9 @@ TEST_CASE("clipping refuses a mesh that lacks an axis of the cut", "[parallel][l
     const CutModel model(whole, mesh.group("tp"));
     return error_of<c10::ValueError>([&] { ddp::clip_grad_norm_(*model, 1.0, mesh[{"dp"}]); });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("embedding.weight is cut, got one with 1 of its 2 parts. Pass the whole"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(Contains("embedding.weight is cut, got one with 1 of its 2 parts. Pass the whole")));
 }
 
 TEST_CASE("clipping refuses a cut over a part of an axis", "[parallel][layouts][ranks][errors]") {
@@ -208,9 +205,7 @@ TEST_CASE("clipping refuses a cut over a part of an axis", "[parallel][layouts][
     const CutModel model(whole, ddp::split_group(self.rank / 2, 0, self.group));
     return error_of<c10::ValueError>([&] { ddp::clip_grad_norm_(*model, 1.0, mesh); });
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, Contains("got one whose axis has 2 of them and 2 others"));
-  }
+  CHECK_THAT(errors, Each(Contains("got one whose axis has 2 of them and 2 others")));
 }
 
 TEST_CASE("clipping adds up the stages of a pipeline", "[parallel][layouts][ranks]") {

@@ -174,8 +174,7 @@ TEST_CASE("ranks that draw different layers get an error", "[parallel][tensor][r
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     ddp::ColumnParallelLinear(ddp::ColumnParallelLinearOptions(64, 64).process_group(self.group));
   });
-  for (const auto& error : errors) {
-    CHECK_THAT(
-        error, Contains("ColumnParallelLinear: expected the same random numbers on all ranks"));
-  }
+  CHECK_THAT(
+      errors,
+      Each(Contains("ColumnParallelLinear: expected the same random numbers on all ranks")));
 }

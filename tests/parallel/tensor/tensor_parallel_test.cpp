@@ -7,34 +7,22 @@
 
 #include <ddp/ddp.h>
 
+#include "support/compare.h"
 #include "support/error_of.h"
+#include "support/nets.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 
 namespace {
 
-// Ranks are threads with one default generator, so the layers get values that the test drew.
-Tensor draw_values(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(
-      sizes, at::make_generator<at::CPUGeneratorImpl>(seed), torch::TensorOptions(torch::kDouble));
-}
-
 Tensor own_part(const Tensor& t, int64_t dim, const Rank& self) {
   return t.chunk(self.size, dim)[static_cast<size_t>(self.rank)];
-}
-
-double distance(const Tensor& a, const Tensor& b) {
-  if (!a.defined() || !b.defined() || a.sizes() != b.sizes()) return 1e300;
-  return (a - b).abs().max().item<double>();
 }
 
 const int64_t kTime = 6, kBatch = 2, kWidth = 12, kHidden = 24;
@@ -71,12 +59,12 @@ TEST_CASE("a column and a row layer are the whole ones", "[parallel][tensor][ran
     const auto output = down->forward(torch::gelu(up->forward(input)));
     (output * cut(weights)).sum().backward();
     return std::vector<double>{
-        distance(output, cut(y)),
-        distance(input.grad(), cut(whole[0].grad())),
-        distance(up->weight.grad(), own_part(whole[1].grad(), 0, self)),
-        distance(up->bias.grad(), own_part(whole[2].grad(), 0, self)),
-        distance(down->weight.grad(), own_part(whole[3].grad(), 1, self)),
-        distance(down->bias.grad(), whole[4].grad())};
+        difference(output, cut(y)),
+        difference(input.grad(), cut(whole[0].grad())),
+        difference(up->weight.grad(), own_part(whole[1].grad(), 0, self)),
+        difference(up->bias.grad(), own_part(whole[2].grad(), 0, self)),
+        difference(down->weight.grad(), own_part(whole[3].grad(), 1, self)),
+        difference(down->bias.grad(), whole[4].grad())};
   });
   for (const auto& by_rank : errors) {
     for (const double error : by_rank) CHECK(error < 1e-11);
@@ -96,7 +84,7 @@ TEST_CASE(
             .partitions(partitions)
             .process_group(self.group),
         w, Tensor());
-    return distance(layer->forward(x), expected);
+    return difference(layer->forward(x), expected);
   });
   for (const double error : errors) CHECK(error < 1e-12);
 }
@@ -129,7 +117,7 @@ TEST_CASE("a row layer cuts a whole input", "[parallel][tensor][ranks]") {
     const auto input = x.clone().requires_grad_();
     const auto output = layer->forward(input);
     output.pow(2).sum().backward();
-    return std::max(distance(output, y), distance(input.grad(), whole.grad()));
+    return std::max(difference(output, y), difference(input.grad(), whole.grad()));
   });
   for (const double error : errors) CHECK(error < 1e-11);
 }
@@ -168,12 +156,13 @@ TEST_CASE("attention over divided heads is the whole one", "[parallel][tensor][r
       return t.unflatten(0, {3, self.size, -1}).select(1, self.rank).flatten(0, 1);
     };
     return std::vector<double>{
-        distance(output, cut(y)),
-        distance(input.grad(), cut(input_of_whole.grad())),
-        distance(layer->in_proj->weight.grad(), rows(whole->in_proj_weight.grad())),
-        distance(layer->in_proj->bias.grad(), rows(whole->in_proj_bias.grad())),
-        distance(layer->out_proj->weight.grad(), own_part(whole->out_proj->weight.grad(), 1, self)),
-        distance(layer->out_proj->bias.grad(), whole->out_proj->bias.grad())};
+        difference(output, cut(y)),
+        difference(input.grad(), cut(input_of_whole.grad())),
+        difference(layer->in_proj->weight.grad(), rows(whole->in_proj_weight.grad())),
+        difference(layer->in_proj->bias.grad(), rows(whole->in_proj_bias.grad())),
+        difference(
+            layer->out_proj->weight.grad(), own_part(whole->out_proj->weight.grad(), 1, self)),
+        difference(layer->out_proj->bias.grad(), whole->out_proj->bias.grad())};
   });
   for (const auto& by_rank : errors) {
     for (const double error : by_rank) CHECK(error < 1e-11);
@@ -220,8 +209,8 @@ TEST_CASE(
     padded.narrow(0, 0, classes).copy_(weight.grad());
     const auto cut = [&](const Tensor& t) { return sequence ? own_part(t, 0, self) : t; };
     return std::vector<double>{
-        distance(own_loss, loss), distance(of_part, cut(torch::tanh(x))),
-        distance(embedding->weight.grad(), own_part(padded, 0, self))};
+        difference(own_loss, loss), difference(of_part, cut(torch::tanh(x))),
+        difference(embedding->weight.grad(), own_part(padded, 0, self))};
   });
   for (const auto& by_rank : errors) {
     for (const double error : by_rank) CHECK(error < 1e-12);
@@ -251,9 +240,9 @@ TEST_CASE(
         own.to(torch::kBFloat16), target, self.group,
         ddp::VocabParallelCrossEntropyOptions().ignore_index(9));
     return std::vector<double>{
-        distance(loss(torch::kMean, target), of_whole(torch::kMean)),
-        distance(loss(torch::kSum, target), of_whole(torch::kSum)),
-        distance(loss(torch::kNone, target), of_whole(torch::kNone)),
+        difference(loss(torch::kMean, target), of_whole(torch::kMean)),
+        difference(loss(torch::kSum, target), of_whole(torch::kSum)),
+        difference(loss(torch::kNone, target), of_whole(torch::kNone)),
         loss(torch::kMean, of_none).isnan().item<bool>() ? 0.0 : 1.0,
         half.scalar_type() == torch::kFloat ? 0.0 : 1.0};
   });

@@ -25,19 +25,9 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
-using testing::Warnings;
+using namespace testing;
 
 void work() { at::ones({3}).add(1); }
-
-std::string text_of_file(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 int64_t calls(const Profiler& profiler, const std::string& name) {
   const auto averages = profiler.key_averages();
@@ -230,10 +220,10 @@ TEST_CASE(
     write(mine, "{\"rank\": 0");
     ddp::profiling::write_trace(
         path, [&](const std::string& theirs) { write(theirs, "{\"rank\": 1}"); });
-    CHECK(text_of_file(path) == "{\"rank\": 1}");
+    CHECK(read_bytes(path) == "{\"rank\": 1}");
     std::ofstream(mine, std::ios::app) << "}";
   });
-  CHECK(text_of_file(path) == "{\"rank\": 0}");
+  CHECK(read_bytes(path) == "{\"rank\": 0}");
 }
 
 TEST_CASE("a trace is written to every valid path, more than once", "[pure][profiler][errors]") {
@@ -253,12 +243,12 @@ TEST_CASE("a trace is written to every valid path, more than once", "[pure][prof
   // None of these errors lost the recording.
   const auto first = folder.write("first.json", "what was there");
   CHECK(error(first) == "");
-  const auto text = text_of_file(first);
+  const auto text = read_bytes(first);
   CHECK_THAT(text, ContainsText("\"aten::add\"") && ContainsText("\"profile_memory\": 1"));
   CHECK_THAT(text, !ContainsText("what was there"));
   CHECK(error(folder.file("second.json")) == "");
-  CHECK(text_of_file(folder.file("second.json")) == text);
-  testing::remove_all(first);
+  CHECK(read_bytes(folder.file("second.json")) == text);
+  remove_all(first);
   CHECK_THAT(error(folder.file("third.json")), ContainsText("got no such file"));
   CHECK_THAT(profiler.key_averages(true).table(), ContainsText("[[3], []"));
 }
@@ -277,12 +267,12 @@ TEST_CASE("TensorBoard finds a trace of each cycle", "[pure][profiler]") {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   const auto worker = c10::str(host, '_', getpid(), '.');
-  const auto names = testing::names_in(log);
+  const auto names = names_in(log);
   CHECK(names.size() == 2);
   for (const auto& name : names) {
     CHECK(name.rfind(worker, 0) == 0);
     CHECK_THAT(name, Catch::Matchers::EndsWith(".pt.trace.json"));
-    CHECK_THAT(text_of_file(log + "/" + name), ContainsText("aten::add"));
+    CHECK_THAT(read_bytes(log + "/" + name), ContainsText("aten::add"));
   }
 }
 
@@ -326,8 +316,8 @@ TEST_CASE("a bucket's launch has the same time in both traces", "[ranks][profile
     }
     return 0;
   });
-  const auto recorded = text_of_file(trace);
-  const auto reduced = text_of_file(buckets);
+  const auto recorded = read_bytes(trace);
+  const auto reduced = read_bytes(buckets);
   const auto base = [](const std::string& text) {
     return number_after(text, "baseTimeNanoseconds", ":");
   };
