@@ -5,8 +5,8 @@
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/groups.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/stage_tensors.h>
 
 namespace ddp {

@@ -5,8 +5,8 @@
 
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/join_names.h>
-#include <ddp/internal/text.h>
 #include <ddp/internal/reducer.h>
+#include <ddp/internal/text.h>
 #include <ddp/internal/value_sample.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>

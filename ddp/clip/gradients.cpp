@@ -6,9 +6,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ddp/device_mesh.h>
-#include <ddp/internal/groups.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/groups.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/zero.h>
 

@@ -8,11 +8,11 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/autograd_engine.h>
-#include <ddp/internal/groups.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/repeated_call.h>

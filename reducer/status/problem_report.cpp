@@ -5,9 +5,9 @@
 #include <utility>
 
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/groups.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
-#include <ddp/internal/groups.h>
 
 namespace ddp {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <ATen/record_function.h>
-#include <ddp/internal/groups.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 
 #include "captured_step/capture_sequence.h"
 

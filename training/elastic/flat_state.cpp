@@ -6,8 +6,8 @@
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/text.h>
 #include <ddp/internal/map_leaves.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 namespace ddp::elastic {
