@@ -13,7 +13,6 @@
 #include <ddp/internal/reducer.h>
 
 #include "join/join_round.h"
-#include "wrapper/sample_counter.h"
 #include "wrapper/sample_weights.h"
 
 namespace ddp {

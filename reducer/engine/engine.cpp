@@ -138,7 +138,7 @@ Reducer::Engine::Engine(
           [this](const std::exception_ptr& cause) { on_early_failure(cause); }),
       usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
       status_(
-          buckets_.parameters().size(), usage_->tracks_usage(),
+          usage_->tracks_usage() ? buckets_.parameters().size() : 0,
           !usage_->tracks_usage() && can_run_ahead(*group_, buckets_.parameters().front().tensor)),
       reduction_(make_all_reduction(group_, buckets_.parameters().front().tensor.device())),
       observers_{

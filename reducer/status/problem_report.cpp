@@ -44,10 +44,9 @@ std::string describe(const std::vector<Texts>& by_rank) {
   }
   std::string text;
   for (size_t i = 0; i < distinct.size() && i < kMostProblems; ++i) {
-    const auto& [problem, ranks] = distinct[i];
+    const auto& [what, remedy, ranks] = distinct[i];
     if (!text.empty()) text += '\n';
-    text +=
-        "Reducer: " + problem.what + on_ranks_text(ranks, by_rank.size()) + ". " + problem.remedy;
+    text += "Reducer: " + what + on_ranks_text(ranks, by_rank.size()) + ". " + remedy;
   }
   if (distinct.size() > kMostProblems) {
     text += ddp::str("\nand ", distinct.size() - kMostProblems, " more problems.");

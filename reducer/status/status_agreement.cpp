@@ -76,9 +76,9 @@ std::vector<Problem> StatusAgreement::write(
   const bool on_cpu = storage_.is_cpu();
   const auto host = on_cpu ? storage_ : staged_as(storage_);
   host.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
-  if (tracks_usage_) {
+  if (tracked_ > 0) {
     auto* flags = const_cast<char*>(used.data());  // from_blob takes no const; it is only read
-    const auto count = static_cast<int64_t>(parameters_);
+    const auto count = static_cast<int64_t>(tracked_);
     host.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
   }
   if (!on_cpu) storage_.copy_(host, /*non_blocking=*/true);

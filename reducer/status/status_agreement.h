@@ -48,17 +48,15 @@ class StatusAgreement {
     std::optional<c10::Event> event_;  // of the copy; none where the sum is on the host already
   };
 
+  /// \param tracked  the number of parameters whose usage the ranks exchange.
   /// \param defers  the status of a pass is read at the end of the next one: the host runs ahead of
   ///        a device. Which pass is read does not depend on timing, so it is the same on every
   ///        rank.
-  StatusAgreement(size_t parameters, bool tracks_usage, bool defers)
-      : parameters_(parameters), tracks_usage_(tracks_usage), defers_(defers) {}
+  StatusAgreement(size_t tracked, bool defers) : tracked_(tracked), defers_(defers) {}
 
   /// The number of elements of the status.
-  ///
-  /// \param tracked  parameters whose usage is tracked.
   static int64_t size(size_t tracked);
-  int64_t size() const { return size(tracks_usage_ ? parameters_ : 0); }
+  int64_t size() const { return size(tracked_); }
   bool defers() const { return defers_; }
 
   /// Reports a problem of a pass: the next status makes it an error on every rank.
@@ -93,8 +91,7 @@ class StatusAgreement {
  private:
   std::vector<Problem> take_reported();
 
-  const size_t parameters_;
-  const bool tracks_usage_;
+  const size_t tracked_;
   const bool defers_;
   at::Tensor storage_;
   bool uses_own_collective_ = false;
