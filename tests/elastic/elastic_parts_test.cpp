@@ -147,6 +147,8 @@ TEST_CASE("a state as a text and tensors, and back", "[elastic]") {
   dict.insert(c10::IValue("list"), list);
   dict.insert(c10::IValue(int64_t{7}), c10::ivalue::Tuple::create({0.1, true, false}));
   dict.insert(c10::IValue("empty"), torch::zeros({0, 3}, torch::kBFloat16));
+  dict.insert(c10::IValue("undefined"), at::Tensor());
+  dict.insert(c10::IValue("the list again"), list);  // as another list: a copy has two
   const auto text = elastic::packed_state(dict);
   const auto copy = elastic::unpacked_state(text);
   CHECK(elastic::packed_state(copy) == text);
