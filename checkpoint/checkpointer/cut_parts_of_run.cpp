@@ -21,15 +21,8 @@ using detail::CutOptimizerPart;
 
 /// Returns the layouts of all models that the run's ranks share, or of the models of each rank.
 LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = false) {
-  LayoutsByParameter layouts;
-  const auto add = [&](const std::vector<NamedPart>& parts) {
-    for (const auto& named : parts) {
-      const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
-      if (module != nullptr) add_layouts_of(*module, layouts);
-    }
-  };
-  add(run.parts);
-  add(run.cut_models);
+  auto layouts = layouts_of_parts(run.parts, of_per_rank);
+  layouts.merge(layouts_of_parts(run.cut_models, of_per_rank));
   return layouts;
 }
 
@@ -40,16 +33,21 @@ bool is_cut(const torch::nn::Module& module, const c10d::ProcessGroup& group) {
   });
 }
 
+template <typename Predicate>
+bool any_parameter(const torch::optim::Optimizer& optimizer, const Predicate& predicate) {
+  const auto& groups = optimizer.param_groups();
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(), predicate);
+  });
+}
+
 bool is_cut(
     const torch::optim::Optimizer& optimizer, const LayoutsByParameter& layouts,
     const c10d::ProcessGroup& group) {
-  for (const auto& parameters : optimizer.param_groups()) {
-    for (const auto& parameter : parameters.params()) {
-      const auto found = layouts.find(parameter.unsafeGetTensorImpl());
-      if (found != layouts.end() && is_cut_within(found->second, group)) return true;
-    }
-  }
-  return false;
+  return any_parameter(optimizer, [&](const at::Tensor& parameter) {
+    const auto found = layouts.find(parameter.unsafeGetTensorImpl());
+    return found != layouts.end() && is_cut_within(found->second, group);
+  });
 }
 
 bool is_whole(const LayoutsByParameter& layouts) {
@@ -69,15 +67,12 @@ void check_optimizers(const CheckpointedRun& run) {
     return found != own.end() && shared.count(key) == 0 && is_cut_over(found->second, *run.group);
   };
   for (const auto& named : run.parts) {
-    auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
-    if (optimizer == nullptr) continue;
-    for (const auto& group : optimizer->param_groups()) {
-      DDP_CHECK_VALUE(
-          std::none_of(group.params().begin(), group.params().end(), is_cut_here),
-          "Checkpointer: expected \"", named.name,
-          "\", whose parameters are cut over the ranks, to be added as their model is, got add() "
-          "for it and add_per_rank() for the model. Add both by add().");
-    }
+    const auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
+    DDP_CHECK_VALUE(
+        optimizer == nullptr || !any_parameter(*optimizer, is_cut_here),
+        "Checkpointer: expected \"", named.name,
+        "\", whose parameters are cut over the ranks, to be added as their model is, got add() "
+        "for it and add_per_rank() for the model. Add both by add().");
   }
 }
 

@@ -99,7 +99,8 @@ class CheckpointReader {
     if (has_shards(named.name)) {
       context.shards = &shards.emplace(named.name, manifest_, folder_);
       if (part->has_named_state()) {
-        part = std::make_shared<detail::CutOptimizerPart>(part, [this] { return layouts(); });
+        part = std::make_shared<detail::CutOptimizerPart>(
+            part, [this] { return layouts_of_parts(parts_); });
       }
     }
     loads_.push_back(part->prepare(read_file(file), context));
@@ -111,15 +112,6 @@ class CheckpointReader {
     part.shards = detail::shards_of_module(*named.part->module());
     part.tensors = tensors_of(texts_of_part(part.name), {shard_layouts_of(part.name, part.shards)});
     loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
-  }
-
-  LayoutsByParameter layouts() const {
-    LayoutsByParameter found;
-    for (const auto& named : parts_) {
-      const auto* module = named.part->module();
-      if (!named.is_per_rank && module != nullptr) add_layouts_of(*module, found);
-    }
-    return found;
   }
 
   /// Whether the checkpoint has a file with the whole part, and this rank can read it.
@@ -208,6 +200,15 @@ class CheckpointReader {
 };
 
 }  // namespace
+
+LayoutsByParameter layouts_of_parts(const std::vector<NamedPart>& parts, bool of_per_rank) {
+  LayoutsByParameter layouts;
+  for (const auto& named : parts) {
+    const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
+    if (module != nullptr) add_layouts_of(*module, layouts);
+  }
+  return layouts;
+}
 
 std::string part_file(const std::string& name) { return name + kFileSuffix; }
 

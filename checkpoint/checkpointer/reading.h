@@ -6,6 +6,7 @@
 
 #include <ddp/internal/checkpoint_part.h>
 #include "checkpointer/sharded_parts.h"
+#include "parts/module_tensors.h"
 
 namespace ddp {
 
@@ -14,6 +15,9 @@ struct NamedPart {
   detail::CheckpointPartPtr part;
   bool is_per_rank = false;
 };
+
+/// Returns the layouts of the modules of parts that all ranks share, or of the parts of each rank.
+LayoutsByParameter layouts_of_parts(const std::vector<NamedPart>& parts, bool of_per_rank = false);
 
 /// Returns the file of a part that all ranks share: "model.pt".
 std::string part_file(const std::string& name);
