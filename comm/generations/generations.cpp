@@ -32,7 +32,6 @@
 #include "monitor/job_monitor.h"
 
 namespace ddp {
-namespace {
 
 /// Makes a generation's group on a thread of its own, so that the end of the generation ends the
 /// wait for it: what connects waits for the ranks, and for their hosts, with limits of its own.
@@ -56,6 +55,8 @@ class Meeting {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+namespace {
+
 struct Outcome {
   bool is_there = false;
   ProcessGroup group;
@@ -70,39 +71,6 @@ uint16_t port_of(int socket) {
                         ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                         : reinterpret_cast<const sockaddr_in&>(address).sin_port;
   return ntohs(port);
-}
-
-void Meeting::wake() {
-  { const std::lock_guard lock(state_->mutex); }
-  state_->changed.notify_all();
-}
-
-ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) {
-  const auto outcome = std::make_shared<Outcome>();
-  Executor executor;
-  executor.push([state = state_, outcome, make = std::move(make)] {
-    Outcome made;
-    try {
-      made.group = make();
-    } catch (...) {
-      made.error = std::current_exception();
-    }
-    {
-      const std::lock_guard lock(state->mutex);
-      made.is_there = true;
-      std::swap(*outcome, made);
-    }
-    state->changed.notify_all();
-  });
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return is_cancelled() || outcome->is_there; });
-  if (!outcome->is_there) {
-    lock.unlock();
-    executor.close(Deadline::Milliseconds(0));
-    return {};
-  }
-  if (outcome->error) std::rethrow_exception(outcome->error);
-  return std::move(outcome->group);
 }
 
 /// A TCPStore of this process, on a port that the kernel chooses.
@@ -179,6 +147,39 @@ GenerationForm form_of(const Member& member) {
 }
 
 }  // namespace
+
+void Meeting::wake() {
+  { const std::lock_guard lock(state_->mutex); }
+  state_->changed.notify_all();
+}
+
+ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) {
+  const auto outcome = std::make_shared<Outcome>();
+  Executor executor;
+  executor.push([state = state_, outcome, make = std::move(make)] {
+    Outcome made;
+    try {
+      made.group = make();
+    } catch (...) {
+      made.error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(state->mutex);
+      made.is_there = true;
+      std::swap(*outcome, made);
+    }
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return is_cancelled() || outcome->is_there; });
+  if (!outcome->is_there) {
+    lock.unlock();
+    executor.close(Deadline::Milliseconds(0));
+    return {};
+  }
+  if (outcome->error) std::rethrow_exception(outcome->error);
+  return std::move(outcome->group);
+}
 
 bool GenerationForm::is_source() const {
   return std::find(sources.begin(), sources.end(), rank) != sources.end();
