@@ -234,21 +234,21 @@ TEST_CASE("a broadcast does not change autograd's version counters", "[shm][rank
 }
 
 TEST_CASE("a barrier completes after the calls that Gloo carries", "[shm][ranks]") {
-  const auto over = run_ranks<int>(
+  const auto completed = run_ranks<int>(
       2,
       [](const Rank& self) -> int {
         std::vector<at::Tensor> two{at::ones({1 << 24}), at::ones({1 << 24})};
-        int over = 0;
+        int completed = 0;
         for (int i = 0; i < 2; ++i) {
           const auto work = backend_of(self)->allreduce(two);
           ddp::barrier(self.group);
-          over += work->isCompleted() ? 1 : 0;
+          completed += work->isCompleted() ? 1 : 0;
           ddp::barrier(self.group);
         }
-        return over;
+        return completed;
       },
       over("shm"));
-  CHECK(over == std::vector<int>(2, 2));
+  CHECK(completed == std::vector<int>(2, 2));
 }
 
 TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {

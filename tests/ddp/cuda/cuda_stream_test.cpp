@@ -107,7 +107,7 @@ at::Tensor train_beside(bool apart, const Rank* self) {
     const auto x = cuda_batch(step);
     model ? train_step(*model, optimizer, x) : train_step(net, optimizer, x);
   }
-  return flat_parameters(net);
+  return flattened(net->parameters()).cpu();
 }
 
 }  // namespace
@@ -251,7 +251,7 @@ TEST_CASE("gradients in buckets begin at multiples of 16 bytes", "[cuda][streams
   const auto train = [](auto& model, const torch::nn::Sequential& net) {
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     for (int step = 0; step < 4; ++step) train_step(model, optimizer, cuda_batch(step));
-    return flat_parameters(net);
+    return flattened(net->parameters()).cpu();
   };
   const auto make = [] {
     torch::manual_seed(1);
