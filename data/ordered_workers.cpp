@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
 

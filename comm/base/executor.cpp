@@ -4,7 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
 

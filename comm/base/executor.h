@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "base/deadline.h"
 

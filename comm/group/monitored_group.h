@@ -13,7 +13,7 @@
 #include <c10/util/FunctionRef.h>
 #include <ddp/collective_backend.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <ddp/internal/text.h>
 #include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

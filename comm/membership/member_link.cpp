@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include <ddp/internal/system/host.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp::membership {
 namespace {

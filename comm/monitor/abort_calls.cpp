@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "base/deadline.h"
 #include "base/executor.h"

@@ -8,7 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace ddp {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <ddp/internal/system/fd.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "base/network_interface.h"
 

@@ -18,7 +18,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/collective_backend.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo/gloo.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 #include "backends/message_check.h"
 #include "base/deadline.h"

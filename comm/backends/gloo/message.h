@@ -6,7 +6,7 @@
 #include <thread>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "backends/message_check.h"

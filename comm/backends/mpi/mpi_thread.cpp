@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 #include "backends/mpi/channel.h"
 #include "backends/mpi/start_mpi.h"

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "backends/mpi/operations/operation.h"
 #include "base/deadline.h"

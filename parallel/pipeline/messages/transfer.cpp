@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
 namespace {

@@ -11,7 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/flat_state.h"

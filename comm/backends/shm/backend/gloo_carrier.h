@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/registry.h"

@@ -9,7 +9,7 @@
 #include <random>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 namespace ddp::backends::shm {
 namespace {

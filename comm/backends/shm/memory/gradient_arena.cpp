@@ -8,7 +8,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "segment.h"
 

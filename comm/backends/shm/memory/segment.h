@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <memory>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 namespace ddp::backends::shm {
 

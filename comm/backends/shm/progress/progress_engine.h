@@ -15,7 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 
 #include "../memory/arena.h"
 #include "../sync/control_block.h"

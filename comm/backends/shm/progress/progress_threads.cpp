@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/system/start_thread.h>
 
 #include "progress_engine.h"
 

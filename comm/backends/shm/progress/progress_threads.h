@@ -7,7 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/start_thread.h>
 
 namespace ddp::backends::shm {
 
