@@ -26,7 +26,7 @@ FOLDER_OF = {
     "host": "base",
     "line_channel": "membership",
     "lines": "membership",
-    "process": "base",
+    "owner_process": "base",
     "process_group_options": "base",
     "random_streams": "base",
     "text": "base",
