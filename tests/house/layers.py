@@ -33,6 +33,9 @@ FOLDER_OF = {
     "text": "base",
 }
 
+# What is not the library: its files may be of any size, and are users.
+NOT_ROOMS = ("tests/", "benchmarks/", "examples/", "build/")
+
 
 def folders_of(contributing):
     """comm's folders in the order of the table below that heading, lowest first."""
@@ -126,3 +129,27 @@ def spelled_out(root):
                 for match in METHODS.finditer(path.read_text()):
                     method = match.group().split("(")[0]
                     yield f"{name} overrides {method}(): derive from Uniform of {ONLY_IN}, and override run()"
+
+
+def ill_sized(root):
+    """Yields the files of rooms with more than 500 lines, and the small private headers, with their source, of one user."""
+    sources = [path for pattern in ("*.h", "*.cpp") for path in root.glob(f"*/**/{pattern}")
+               if (root / path.relative_to(root).parts[0] / "CMakeLists.txt").exists() or path.is_relative_to(root / "tests")]
+    texts = {path.relative_to(root).as_posix(): path.read_text() for path in sources}
+    rooms = {name: text for name, text in texts.items() if not name.startswith(NOT_ROOMS)}
+    users = {}
+    for name, text in texts.items():
+        for included in re.findall(r'#include [<"]([^">]+)[">]', text):
+            users.setdefault(included.split("/")[-1], set()).add(name)
+    for name, text in sorted(rooms.items()):
+        lines = text.count("\n")
+        if lines > 500:
+            yield f"{name} has {lines} lines, 500 at most"
+        if not name.endswith(".h") or "/include/" in name or "/shim/" in name:
+            continue
+        own = name.removesuffix(".h") + ".cpp"
+        of_name = users.get(name.split("/")[-1], set())
+        others = {user for user in of_name if user.split("/")[-1] != own.split("/")[-1]}
+        lines += next((rooms[n].count("\n") for n in rooms if n.split("/")[-1] == own.split("/")[-1]), 0)
+        if lines < 60 and len(others) < 2:
+            yield f"{name} has {lines} lines with its source, and {len(others)} user; 60, or a second user"

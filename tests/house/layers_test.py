@@ -9,7 +9,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from layers import Comm, crowded, spelled_out, without_subject  # noqa: E402
+from layers import Comm, crowded, ill_sized, spelled_out, without_subject  # noqa: E402
 
 ROOT = HERE.parents[1]
 CONTRIBUTING = "| folder of `comm` | |\n|---|---|\n| `base` | texts |\n| `store` | keys |\n\nEnd.\n"
@@ -27,6 +27,9 @@ class House(unittest.TestCase):
 
     def test_collectives_have_one_form(self):
         self.assertEqual(list(spelled_out(ROOT)), [])
+
+    def test_files_are_neither_long_nor_splinters(self):
+        self.assertEqual(list(ill_sized(ROOT)), [])
 
     def test_private_comments_name_their_subject(self):
         self.assertEqual(list(without_subject(ROOT)), [])
@@ -80,6 +83,16 @@ class Check(unittest.TestCase):
     def test_a_backend_that_overrides_a_collective_is_found(self):
         self.write("tests/double.h", "WorkPtr allreduce(\n    Tensors& t, const Options&) override {\n}\n")
         self.assertIn("tests/double.h overrides allreduce()", "\n".join(spelled_out(self.root)))
+
+    def test_long_files_and_splinters_are_found(self):
+        self.write("comm/CMakeLists.txt", "")
+        self.write("comm/base/long.cpp", 501 * "\n")
+        self.assertEqual(list(ill_sized(self.root)), [
+            "comm/base/long.cpp has 501 lines, 500 at most",
+            "comm/base/text.h has 1 lines with its source, and 1 user; 60, or a second user"])
+        self.write("comm/store/other.cpp", '#include "base/text.h"\n')
+        self.write("comm/base/long.cpp", 500 * "\n")
+        self.assertEqual(list(ill_sized(self.root)), [])
 
     def test_a_comment_without_a_subject_is_found(self):
         self.write("comm/store/store.cpp", "int a;\n\n  /// What a store keeps.\nint b;  // Whatever\n")
