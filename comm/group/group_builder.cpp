@@ -22,7 +22,6 @@
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
-#include "rendezvous/mpi_meeting.h"
 #include "rendezvous/rendezvous.h"
 #include "store/bounded_store.h"
 #include "store/startup_barrier.h"

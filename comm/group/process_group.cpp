@@ -30,10 +30,16 @@ Default& the_default() {
   return instance;
 }
 
-ProcessGroup take_default() {
+/// Calls `use` with the default group, which no other thread uses meanwhile.
+template <typename Use>
+auto with_default(const Use& use) {
   auto& slot = the_default();
   const std::lock_guard lock(slot.mutex);
-  return std::exchange(slot.group, {});
+  return use(slot.group);
+}
+
+ProcessGroup take_default() {
+  return with_default([](ProcessGroup& slot) { return std::exchange(slot, {}); });
 }
 
 // How long the end of a process waits for aborts that still run.
@@ -78,19 +84,14 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
       !is_initialized(),
       "init_process_group: expected no default group, but there is one. Call "
       "destroy_process_group() first, or new_group() for a further group.");
-  auto group = build_group(options);
-  end_before_cuda(*group);
-  auto& slot = the_default();
-  std::lock_guard<std::mutex> lock(slot.mutex);
-  slot.group = std::move(group);
-  return slot.group;
+  const auto group = build_group(options);
+  replace_default_group(group);
+  return group;
 }
 
 ProcessGroup replace_default_group(ProcessGroup group) {
   if (group) end_before_cuda(*group);
-  auto& slot = the_default();
-  const std::lock_guard lock(slot.mutex);
-  return std::exchange(slot.group, std::move(group));
+  return with_default([&](ProcessGroup& slot) { return std::exchange(slot, std::move(group)); });
 }
 
 void destroy_process_group() {
@@ -102,11 +103,9 @@ void destroy_process_group(const ProcessGroup& group) {
       group,
       "destroy_process_group: expected a group this process is a member of, got an empty one.",
       " new_group() gives it to ranks that are not in the group: let those skip the call.");
-  {
-    auto& slot = the_default();
-    const std::lock_guard lock(slot.mutex);
-    if (slot.group == group) slot.group.reset();
-  }
+  with_default([&](ProcessGroup& slot) {
+    if (slot == group) slot.reset();
+  });
   end(*group);
 }
 
@@ -121,19 +120,16 @@ void abort_process_group(const GroupArg& group_arg) {
 }
 
 bool is_initialized() {
-  auto& slot = the_default();
-  std::lock_guard<std::mutex> lock(slot.mutex);
-  return static_cast<bool>(slot.group);
+  return with_default([](const ProcessGroup& slot) { return static_cast<bool>(slot); });
 }
 
 ProcessGroup default_group() {
-  auto& slot = the_default();
-  std::lock_guard<std::mutex> lock(slot.mutex);
+  auto group = with_default([](const ProcessGroup& slot) { return slot; });
   DDP_CHECK(
-      slot.group,
+      group,
       "process group: expected a default group, got none. Call "
       "ddp::init_process_group() first, or pass a group.");
-  return slot.group;
+  return group;
 }
 
 bool is_launched() { return read_environment(process_variable).rank.has_value(); }

@@ -19,7 +19,6 @@
 #include "base/network_interface.h"
 #include "base/socket_address.h"
 #include "rendezvous/init_method.h"
-#include "rendezvous/mpi_meeting.h"
 #include "rendezvous/wait_for_listener.h"
 #include "store/shared_file_store.h"
 

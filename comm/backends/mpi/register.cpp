@@ -11,7 +11,7 @@
 #include "backends/mpi/mpi_backend.h"
 #include "backends/registry.h"
 #include "backends/shm/backend/reduce.h"
-#include "rendezvous/mpi_meeting.h"
+#include "rendezvous/rendezvous.h"
 
 namespace ddp::backends::mpi {
 namespace {

@@ -1,4 +1,4 @@
-#include "gloo_carrier.h"
+#include "fallback_backend.h"
 
 #include <exception>
 #include <mutex>
