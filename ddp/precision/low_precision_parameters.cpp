@@ -138,6 +138,24 @@ void ParameterReaders::read(Lock& lock, Versions versions, c10::function_ref<voi
       "got none. Read parameters on the thread that trains.");
 }
 
+/// A hook on the node of each output of forward: a backward pass runs it before any node that saved
+/// a parameter. Not a hook of the tensor: an output may be a parameter, which has a node in forward
+/// alone.
+class LowPrecisionParameters::OutputHook : public torch::autograd::FunctionPreHook {
+ public:
+  OutputHook(std::weak_ptr<LowPrecisionParameters> parameters, CastsPtr casts)
+      : parameters_(std::move(parameters)), casts_(std::move(casts)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto parameters = parameters_.lock()) parameters->begin_backward(casts_);
+    return gradients;
+  }
+
+ private:
+  const std::weak_ptr<LowPrecisionParameters> parameters_;
+  const CastsPtr casts_;
+};
+
 /// A hook on a parameter's gradient accumulator, which requires a leaf. All nodes that used the
 /// parameter have run by then.
 class LowPrecisionParameters::GradientHook : public torch::autograd::FunctionPreHook {
@@ -197,10 +215,7 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
   if (readers_.phase() != Phase::Forward) return;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    // A backward pass calls it before any node that saved a parameter.
-    output.register_hook([weak = weak_from_this(), casts = casts_](const at::Tensor&) {
-      if (const auto parameters = weak.lock()) parameters->begin_backward(casts);
-    });
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
   }
   restore_all();
 }

@@ -130,6 +130,7 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// The casts of one forward pass, by parameter; its outputs keep them alive.
   using Casts = std::vector<at::Tensor>;
   using CastsPtr = std::shared_ptr<Casts>;
+  class OutputHook;
   class GradientHook;
 
   using Phase = ParameterReaders::Phase;
