@@ -30,7 +30,7 @@ Outcome enter(
     const std::string& claim = "", const std::string& problem = "") {
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
-  outcome.error = testing::error_of<c10::Error>([&] {
+  outcome.error = ddp::testing::error_of<c10::Error>([&] {
     outcome.name =
         run_startup_barrier({store, rank, world_size, Deadline(timeout), "test"}, claim, problem);
   });
