@@ -41,7 +41,7 @@ TEST_CASE("where no thread can start the text says which limit to raise", "[comm
   REQUIRE(pthread_attr_init(&huge) == 0);
   REQUIRE(pthread_attr_setstacksize(&huge, size_t{1} << 50) == 0);
   REQUIRE(pthread_setattr_default_np(&huge) == 0);
-  const auto text = testing::error_of<std::system_error>([] { const Executor executor; });
+  const auto text = ddp::testing::error_of<std::system_error>([] { const Executor executor; });
   REQUIRE(pthread_setattr_default_np(&before) == 0);
   CHECK_THAT(text, ContainsText("threads: expected to start one more"));
   CHECK_THAT(text, ContainsText("`ulimit -u`"));

@@ -263,7 +263,7 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
       Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
       testing::draw_normal(*net, 0.3);
       auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
-      weight.set_data(weight.contiguous(at::MemoryFormat::ChannelsLast));
+      weight.set_data(weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
       Model model(net, in(self));
       const auto options = torch::optim::AdamOptions(0.1);
       const auto optimizer = make<torch::optim::Adam>(
