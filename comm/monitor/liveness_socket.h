@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/system/fd.h>
 #include <ddp/internal/owner_process.h>
+#include <ddp/internal/system/fd.h>
 
 #include "base/network_interface.h"
 

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/collective_backend.h>
-#include <ddp/internal/system/process.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "../memory/arena.h"
