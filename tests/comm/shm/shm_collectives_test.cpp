@@ -247,7 +247,7 @@ TEST_CASE("a barrier completes after the calls that Gloo carries", "[shm][ranks]
         }
         return over;
       },
-      over("shm"));
+      ddp::testing::over("shm"));
   CHECK(over == std::vector<int>(2, 2));
 }
 
