@@ -92,7 +92,8 @@ void StepRecorder::note_call_returned(size_t bucket) {
   if (bucket >= sample_->buckets.size() || sample_->computed.is_known()) return;
   const auto& launched = sample_->buckets[bucket];
   const auto end = launched.done.is_known() ? launched.done : Moment(device_);
-  sample_->blocked_ms += end.ms_since(launched.launched);
+  // As stats_of() has the bucket's time, to the last bit: the call's is a part of it.
+  sample_->blocked_ms += end.ms_since(sample_->begin) - launched.launched.ms_since(sample_->begin);
 }
 
 void StepRecorder::note_done(

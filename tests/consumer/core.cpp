@@ -1,8 +1,11 @@
 // A step of a wrapped model, by ddp::core alone.
-#include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/metrics.h>
+#include <ddp/process_group.h>
 #include <ddp/sampler.h>
 #include <ddp/zero.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <iostream>
 

@@ -1,6 +1,9 @@
 // A step of a fully sharded model, by ddp::parallel, which brings ddp::core along.
-#include <ddp/collectives.h>
 #include <ddp/fully_sharded.h>
+#include <ddp/metrics.h>
+#include <ddp/process_group.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <iostream>
 

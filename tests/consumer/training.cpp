@@ -1,9 +1,12 @@
 // A prefetched step whose state is saved and loaded, by ddp::training, which brings ddp::core
 // along.
 #include <ddp/checkpointer.h>
-#include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/grad_scaler.h>
+#include <ddp/metrics.h>
+#include <ddp/process_group.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <filesystem>
 #include <iostream>
