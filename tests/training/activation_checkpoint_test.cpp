@@ -234,11 +234,11 @@ TEST_CASE("checkpoint_sequential and Checkpoint compute what their modules do", 
   Checkpoint of_sequential(make(false));
   CHECK(testing::all_equal(
       [&] {
-    torch::manual_seed(6);
-    of_sequential(torch::randn({4, 8})).square().sum().backward();
-    return testing::gradients_of(*of_sequential);
+        torch::manual_seed(6);
+        of_sequential(torch::randn({4, 8})).square().sum().backward();
+        return testing::gradients_of(*of_sequential);
       }(),
-      expected);
+      expected));
 }
 
 TEST_CASE("the wrapper averages checkpointed gradients, in tiny buckets", "[ranks]") {

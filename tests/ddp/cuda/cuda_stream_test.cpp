@@ -107,7 +107,7 @@ at::Tensor train_beside(bool apart, const Rank* self) {
     const auto x = cuda_batch(step);
     model ? train_step(*model, optimizer, x) : train_step(net, optimizer, x);
   }
-  return flat_parameters(net);
+  return flattened(net->parameters()).cpu();
 }
 
 }  // namespace
