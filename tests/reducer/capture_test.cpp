@@ -13,7 +13,11 @@
 namespace ddp {
 namespace {
 
-using namespace testing;
+using testing::Capture;
+using testing::Rank;
+using testing::RankBarrier;
+using testing::run_ranks;
+using testing::Trainer;
 
 }  // namespace
 
@@ -25,7 +29,7 @@ TEST_CASE("the host does not poll the works of a captured pass", "[ranks][captur
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     const auto eager = trainer.backend->latest;
     const int before = eager->polls;
-    c10::intrusive_ptr<DeviceWork> captured;
+    c10::intrusive_ptr<testing::DeviceWork> captured;
     int during = 0;
     {
       const Capture capture(barrier);

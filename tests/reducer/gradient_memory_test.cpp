@@ -14,7 +14,10 @@
 namespace ddp {
 namespace {
 
-using namespace testing;
+using testing::parameter;
+using testing::Rank;
+using testing::reduced_backward;
+using testing::run_ranks;
 
 /// Elements of a gradient that is not packed, where the group has memory for it.
 constexpr int64_t kLarge = 32768;
@@ -48,7 +51,7 @@ bool all_are(const at::Tensor& t, double value) {
 
 /// Runs `body` on two ranks. \return each rank's error; kNone when there is none.
 std::vector<std::string> failures(const std::function<void(const Rank&)>& body) {
-  return errors_of_ranks(2, body);
+  return testing::errors_of_ranks(2, body);
 }
 const std::vector<std::string> kNone(2, "");
 
@@ -147,7 +150,7 @@ TEST_CASE("during backward a gradient is this rank's own", "[ranks][reducer][mem
     std::vector<double> seen;
     std::vector<NodePtr> accumulators;
     for (const auto& p : pair.parameters) {
-      accumulators.push_back(after_gradient(p.tensor, [&seen, tensor = p.tensor] {
+      accumulators.push_back(testing::after_gradient(p.tensor, [&seen, tensor = p.tensor] {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         seen.push_back(tensor.grad()[0].item<double>());
       }));

@@ -14,7 +14,11 @@
 namespace ddp {
 namespace {
 
-using namespace testing;
+using testing::errors_of_ranks;
+using testing::parameter;
+using testing::Rank;
+using testing::reduced_backward;
+using testing::run_ranks;
 
 at::Tensor flat_gradients(const std::vector<NamedParameter>& parameters) {
   std::vector<at::Tensor> flat;
@@ -53,7 +57,7 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
 }
 
 TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
-  const auto options = over("shm");
+  const auto options = testing::over("shm");
   const auto gradients = run_ranks<std::vector<at::Tensor>>(
       3,
       [](const Rank& self) {

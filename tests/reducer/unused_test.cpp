@@ -14,7 +14,10 @@
 namespace ddp {
 namespace {
 
-using namespace testing;
+using testing::Events;
+using testing::parameter;
+using testing::Rank;
+using testing::run_ranks;
 
 std::vector<char> reachable(
     const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& outputs) {
@@ -95,7 +98,7 @@ TEST_CASE("a known unused parameter does not delay its bucket", "[pure][unused]"
   const bool complete = GENERATE(true, false);
   // Launch order is the reverse of registration: the unused parameter's bucket is due first.
   Reducer reducer(
-      {{"first", first}, {"unused", unused}}, recording_group(0, 2, events),
+      {{"first", first}, {"unused", unused}}, testing::recording_group(0, 2, events),
       ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
   reducer.prepare_for_forward();
   const auto loss = first.sum();
@@ -177,7 +180,7 @@ TEST_CASE("two forwards for one backward use both their parameters", "[ranks][un
 }
 
 TEST_CASE("a gradient that the outputs do not lead to is an error", "[ranks][errors][unused]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
     const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}}, self.group,
@@ -194,15 +197,16 @@ TEST_CASE("a gradient that the outputs do not lead to is an error", "[ranks][err
 
 TEST_CASE("a warning follows ten passes that skipped no parameter", "[ranks][unused]") {
   const int skips = GENERATE(-1, 5);
-  const WarnAlways always;
+  const testing::WarnAlways always;
   const auto counts = run_ranks<std::vector<int>>(1, [&](const Rank& self) {
     const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}}, self.group, ReducerOptions().find_unused_parameters(true));
-    const Warnings warnings;
+    const testing::Warnings warnings;
     std::vector<int> counts;
     for (int step = 0; step < 12; ++step) {
-      reduced_backward(reducer, [&] { return step == skips ? a.sum() : a.sum() + b.sum(); });
+      testing::reduced_backward(
+          reducer, [&] { return step == skips ? a.sum() : a.sum() + b.sum(); });
       counts.push_back(warnings.count("find_unused_parameters is set, but every parameter"));
     }
     return std::vector<int>{counts[8], counts[9], counts[11]};

@@ -15,7 +15,10 @@
 namespace ddp {
 namespace {
 
-using namespace testing;
+using testing::errors_of_ranks;
+using testing::parameter;
+using testing::Rank;
+using testing::run_ranks;
 
 /// Two parameters in a bucket each.
 struct Two {
@@ -84,7 +87,7 @@ TEST_CASE("the callback gets a bucket while a later one is reduced", "[ranks][on
       ++calls;
       if (!last) later->markCompleted(sum);  // the pass would never end otherwise
     });
-    reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
+    testing::reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
     return calls;
   });
   CHECK(counts[0] == 2);
@@ -110,7 +113,7 @@ TEST_CASE(
   const auto errors = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
     Two two(self, {});
     two.throws = self.rank == 1;
-    const auto error = error_of([&] {
+    const auto error = testing::error_of([&] {
       two.backward();
       two.backward();
     });
@@ -145,7 +148,7 @@ TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][on_b
   const bool shorter = GENERATE(false, true);
   const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
     const auto a = parameter(), b = parameter();
-    const auto replaced_first = after_gradient(b, [&] {
+    const auto replaced_first = testing::after_gradient(b, [&] {
       if (self.rank == 0) return;
       b.mutable_grad() = shorter ? torch::ones({1}) : torch::ones({3}, at::kHalf);
     });
@@ -156,7 +159,7 @@ TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][on_b
       calls += c10::str(grad.sizes(), " ", grad.scalar_type(), " ", grad[0].item<float>(), ";");
     });
     try {
-      reduced_backward(reducer, [&] { return (a.sum() + b.sum()) * 3; });
+      testing::reduced_backward(reducer, [&] { return (a.sum() + b.sum()) * 3; });
     } catch (const c10::Error&) {
       calls += "error";
     }
