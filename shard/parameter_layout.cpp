@@ -13,7 +13,8 @@ namespace ddp {
 namespace {
 
 // Appends elements [begin, end) of `box`, whose dimensions before `dim` have size 1.
-void append_boxes(std::vector<Box>& boxes, const Box& box, size_t dim, int64_t begin, int64_t end) {
+void append_boxes(
+    std::vector<TensorBox>& boxes, const TensorBox& box, size_t dim, int64_t begin, int64_t end) {
   if (begin == end) return;
   int64_t row = 1;  // elements of one index of `dim`
   for (size_t d = dim + 1; d < box.size.size(); ++d) row *= box.size[d];
@@ -70,9 +71,9 @@ class LayoutWalk {
 
 }  // namespace
 
-std::vector<Box> boxes_of(const Box& box, int64_t begin, int64_t end) {
+std::vector<TensorBox> boxes_of(const TensorBox& box, int64_t begin, int64_t end) {
   if (box.size.empty() && begin < end) return {box};
-  std::vector<Box> boxes;
+  std::vector<TensorBox> boxes;
   append_boxes(boxes, box, 0, begin, end);
   return boxes;
 }

@@ -70,9 +70,9 @@ void measure_diloco(int64_t width, int64_t sync_every, int rounds) {
   const auto fragments = ddp::DiLoCoOptions().fragments(4).overlap(5);
   const Kind kinds[] = {
       {"bfloat16", ddp::DiLoCoOptions()},
-      {"int8", ddp::DiLoCoOptions().wire(ddp::Wire::Int8)},
+      {"int8", ddp::DiLoCoOptions().wire(ddp::DiLoCoWire::Int8)},
       {"4 fragments, overlap 5, bfloat16", fragments},
-      {"4 fragments, overlap 5, int8", ddp::DiLoCoOptions(fragments).wire(ddp::Wire::Int8)}};
+      {"4 fragments, overlap 5, int8", ddp::DiLoCoOptions(fragments).wire(ddp::DiLoCoWire::Int8)}};
   const auto make_region = [&] {
     auto net = benchmarks::make_linear_layers(kLayers, width);
     torch::optim::SGD optimizer(net->parameters(), 1e-3);

@@ -68,7 +68,7 @@ c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
   const c10::NoGradGuard no_grad;
   auto dict = make_dict();
   for (const auto& shard : shards) {
-    const Box box{shard.offset, shard.local.sizes().vec()};
+    const TensorBox box{shard.offset, shard.local.sizes().vec()};
     if (shard.replica != 0 || c10::multiply_integers(box.size) == 0) continue;
     // Row by row, whatever the strides: ranges of it are read.
     auto copy = at::empty(box.size, shard.local.scalar_type());
@@ -92,7 +92,7 @@ PreparedLoad prepare_shards(
     const auto saved = index.find(shard.name);
     if (saved == index.end()) continue;
     check_can_be_written(shard, subject);
-    const Box own{shard.offset, shard.local.sizes().vec()};
+    const TensorBox own{shard.offset, shard.local.sizes().vec()};
     const auto staged = at::empty(own.size, saved->second.kind.dtype);
     copies.emplace_back(shard.local, staged);
     reader.add(saved->second, own, staged);

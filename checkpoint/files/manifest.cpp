@@ -101,7 +101,7 @@ at::ScalarType dtype_named(const std::string& name) {
   return found->second;
 }
 
-void check_inside(const Box& box, const std::vector<int64_t>& sizes) {
+void check_inside(const TensorBox& box, const std::vector<int64_t>& sizes) {
   bool fits = box.offset.size() == sizes.size() && box.size.size() == sizes.size();
   for (size_t d = 0; fits && d < sizes.size(); ++d) {
     fits = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= sizes[d] &&
@@ -116,13 +116,14 @@ void check_whole(const IndexedTensor& tensor) {
     return std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());
   };
   double found = 0;
-  std::vector<const Box*> boxes;
+  std::vector<const TensorBox*> boxes;
   for (const auto& box : tensor.boxes) {
     found += numel(box.box.size);
     boxes.push_back(&box.box);
   }
-  std::sort(
-      boxes.begin(), boxes.end(), [](const Box* a, const Box* b) { return a->offset < b->offset; });
+  std::sort(boxes.begin(), boxes.end(), [](const TensorBox* a, const TensorBox* b) {
+    return a->offset < b->offset;
+  });
   if (const auto both = find_overlap(boxes)) {
     throw std::invalid_argument(
         "expected each element in one box, got " + box_text(both->common) + " in two");

@@ -62,7 +62,7 @@ class FullGather {
   }
 
  private:
-  using BoxesByName = std::map<std::string, std::vector<Box>>;
+  using BoxesByName = std::map<std::string, std::vector<TensorBox>>;
 
   void send_views(const NamedKind& tensor) const {
     const auto found = views_.find(tensor.name);
@@ -79,7 +79,7 @@ class FullGather {
   }
 
   std::vector<at::Tensor> receive(
-      int from, const std::vector<Box>& boxes, at::ScalarType dtype) const {
+      int from, const std::vector<TensorBox>& boxes, at::ScalarType dtype) const {
     int64_t elements = 0;
     for (const auto& box : boxes) elements += c10::multiply_integers(box.size);
     const auto memory = at::empty({elements}, at::dtype(dtype).device(device_));

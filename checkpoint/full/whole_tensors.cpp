@@ -13,7 +13,7 @@
 namespace ddp {
 namespace {
 
-void check_within(const ParameterLayout& layout, const Box& box) {
+void check_within(const ParameterLayout& layout, const TensorBox& box) {
   bool is_within = box.size.size() == layout.sizes.size();
   for (size_t d = 0; is_within && d < box.size.size(); ++d) {
     is_within = box.offset[d] >= 0 && box.offset[d] + box.size[d] <= layout.sizes[d];

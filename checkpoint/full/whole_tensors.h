@@ -18,7 +18,7 @@ namespace ddp {
 /// A box of this rank, of which tensor.
 struct OwnPart {
   std::string name;
-  Box box;
+  TensorBox box;
   at::Tensor view;  // of the module's memory, or of what a save writes
 };
 

@@ -223,7 +223,7 @@ c10::IValue read_shards(
         const bool is_there = found != reader.index().end();
         if (is_there && field == kStep) {
           const auto step = at::zeros({}, found->second.kind.dtype);
-          reader.add(found->second, Box{}, step);
+          reader.add(found->second, TensorBox{}, step);
           return step;
         }
         check_sizes(

@@ -6,8 +6,8 @@
 
 namespace ddp {
 
-std::optional<Box> intersection(const Box& a, const Box& b) {
-  Box common;
+std::optional<TensorBox> intersection(const TensorBox& a, const TensorBox& b) {
+  TensorBox common;
   for (size_t d = 0; d < a.size.size(); ++d) {
     const auto begin = std::max(a.offset[d], b.offset[d]);
     const auto end = std::min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]);
@@ -18,9 +18,9 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
   return common;
 }
 
-std::optional<Overlap> find_overlap(const std::vector<const Box*>& boxes) {
+std::optional<Overlap> find_overlap(const std::vector<const TensorBox*>& boxes) {
   // A box that begins after another one's rows shares none with it, nor do those after it.
-  const auto is_past = [](const Box& box, const Box& other) {
+  const auto is_past = [](const TensorBox& box, const TensorBox& other) {
     return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
   };
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -31,7 +31,7 @@ std::optional<Overlap> find_overlap(const std::vector<const Box*>& boxes) {
   return std::nullopt;
 }
 
-std::vector<ElementRun> runs_of(const Box& part, const Box& whole) {
+std::vector<ElementRun> runs_of(const TensorBox& part, const TensorBox& whole) {
   const size_t dims = whole.size.size();
   std::vector<int64_t> strides(dims, 1);
   for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * whole.size[d];
@@ -57,7 +57,8 @@ std::vector<ElementRun> runs_of(const Box& part, const Box& whole) {
   return runs;
 }
 
-at::Tensor box_view(const at::Tensor& tensor, const std::vector<int64_t>& offset, const Box& box) {
+at::Tensor box_view(
+    const at::Tensor& tensor, const std::vector<int64_t>& offset, const TensorBox& box) {
   auto view = tensor;
   for (size_t d = 0; d < box.size.size(); ++d) {
     view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
@@ -65,7 +66,7 @@ at::Tensor box_view(const at::Tensor& tensor, const std::vector<int64_t>& offset
   return view;
 }
 
-std::string box_text(const Box& box) {
+std::string box_text(const TensorBox& box) {
   std::vector<std::string> ranges;
   for (size_t d = 0; d < box.size.size(); ++d) {
     ranges.push_back(ddp::str(box.offset[d], ":", box.offset[d] + box.size[d]));

@@ -12,18 +12,18 @@
 namespace ddp {
 
 /// Returns the elements that two boxes of one tensor share; nothing where there are none.
-std::optional<Box> intersection(const Box& a, const Box& b);
+std::optional<TensorBox> intersection(const TensorBox& a, const TensorBox& b);
 
 /// Two boxes that share elements.
 struct Overlap {
   size_t first = 0, second = 0;  // in the list of boxes
-  Box common;
+  TensorBox common;
 };
 
 /// Returns two boxes of one tensor that overlap; nothing where none do.
 ///
 /// \param boxes  in the order of their offsets.
-std::optional<Overlap> find_overlap(const std::vector<const Box*>& boxes);
+std::optional<Overlap> find_overlap(const std::vector<const TensorBox*>& boxes);
 
 /// Elements that follow each other in memory.
 struct ElementRun {
@@ -35,14 +35,15 @@ struct ElementRun {
 /// `part` that lies row by row.
 ///
 /// \param part  lies within `whole`, and has an element.
-std::vector<ElementRun> runs_of(const Box& part, const Box& whole);
+std::vector<ElementRun> runs_of(const TensorBox& part, const TensorBox& whole);
 
 /// Returns the view of a tensor's elements that `box` names.
 ///
 /// \param offset  where the tensor begins in the whole one.
-at::Tensor box_view(const at::Tensor& tensor, const std::vector<int64_t>& offset, const Box& box);
+at::Tensor box_view(
+    const at::Tensor& tensor, const std::vector<int64_t>& offset, const TensorBox& box);
 
 /// Writes "[0:512, 16:32]".
-std::string box_text(const Box& box);
+std::string box_text(const TensorBox& box);
 
 }  // namespace ddp

@@ -25,7 +25,7 @@ std::string kind_text(const TensorKind& kind);
 struct ShardLayout {
   std::string name;
   TensorKind kind;
-  Box box;
+  TensorBox box;
   int64_t replica = 0;
   std::optional<int64_t> stage = {};
   std::vector<std::string> other_names = {};  // of a tensor that modules share

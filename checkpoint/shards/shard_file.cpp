@@ -75,7 +75,7 @@ void ShardFile::read_bytes(
 
 // A tensor whose elements are not row by row, as Python writes a transposed one: reads the range
 // with all of them.
-at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const Box& part) const {
+at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const TensorBox& part) const {
   int64_t count = 1;
   for (int64_t d = 0; d < recorded.dim(); ++d) count += (recorded.size(d) - 1) * recorded.stride(d);
   const auto memory = at::empty({count}, recorded.scalar_type());
@@ -88,7 +88,7 @@ at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const Box& part) 
 }
 
 at::Tensor ShardFile::read(
-    const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part) {
+    const std::string& key, at::ScalarType dtype, const TensorBox& whole, const TensorBox& part) {
   const auto* found = find_in(dict_, key);
   DDP_CHECK(
       found != nullptr && found->isTensor() && found->toTensor().sizes() == whole.size &&

@@ -24,11 +24,12 @@ class ShardFile {
   /// Reads the elements `part` of a tensor, which is itself the box `whole` of a larger one.
   ///
   /// \return a tensor of the shape of `part`.
-  at::Tensor read(const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part);
+  at::Tensor read(
+      const std::string& key, at::ScalarType dtype, const TensorBox& whole, const TensorBox& part);
 
  private:
   void read_bytes(const at::Tensor& recorded, int64_t first, int64_t count, void* to) const;
-  at::Tensor read_strided(const at::Tensor& recorded, const Box& part) const;
+  at::Tensor read_strided(const at::Tensor& recorded, const TensorBox& part) const;
 
   const std::string path_;
   std::shared_ptr<caffe2::serialize::FileAdapter> file_;

@@ -14,7 +14,7 @@ void check_owners(const std::string& name, const OwnedTensor& tensor, const Shar
   const auto& kind = tensor.kind;
   const auto& owned = tensor.boxes;
   int64_t elements = 0;
-  std::vector<const Box*> boxes;
+  std::vector<const TensorBox*> boxes;
   for (const auto& item : owned) {
     elements += c10::multiply_integers(item.box.size);
     boxes.push_back(&item.box);
@@ -43,7 +43,7 @@ std::string shard_file(const std::string& part, int rank) {
   return ddp::str(part, kShardInfix, number, ".pt");
 }
 
-std::string shard_key(const std::string& name, const Box& box) {
+std::string shard_key(const std::string& name, const TensorBox& box) {
   return ddp::str(name, "/", joined_by(",", box.offset));
 }
 

@@ -12,7 +12,7 @@ namespace ddp {
 struct IndexedBox {
   std::string file;  // "model.shard-00003.pt"
   std::string key;   // in the file's dictionary: "fc.weight/256,0"
-  Box box;
+  TensorBox box;
 };
 
 struct IndexedTensor {
@@ -33,7 +33,7 @@ inline constexpr const char* kShardInfix = ".shard-";
 std::string shard_file(const std::string& part, int rank);
 
 /// Returns the key of a box in its file.
-std::string shard_key(const std::string& name, const Box& box);
+std::string shard_key(const std::string& name, const TensorBox& box);
 
 /// Whether a save writes a shard.
 bool is_written(const ShardLayout& shard);
@@ -41,7 +41,7 @@ bool is_written(const ShardLayout& shard);
 /// A box that a rank writes.
 struct OwnedBox {
   size_t rank = 0;
-  Box box;
+  TensorBox box;
 };
 
 struct OwnedTensor {

@@ -16,7 +16,7 @@ constexpr size_t kMostOpenFiles = 256;
 ShardReader::ShardReader(const std::string& part, const Manifest& manifest, std::string folder)
     : manifest_(manifest), index_(manifest.index.at(part)), folder_(std::move(folder)) {}
 
-void ShardReader::add(const IndexedTensor& saved, const Box& box, const at::Tensor& into) {
+void ShardReader::add(const IndexedTensor& saved, const TensorBox& box, const at::Tensor& into) {
   for (const auto& from : saved.boxes) {
     auto common = intersection(box, from.box);
     if (!common) continue;

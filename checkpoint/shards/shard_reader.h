@@ -25,7 +25,7 @@ class ShardReader {
   /// Puts down that read() fills `into` with the elements `box` of a saved tensor.
   ///
   /// \param into  of the shape of the box.
-  void add(const IndexedTensor& saved, const Box& box, const at::Tensor& into);
+  void add(const IndexedTensor& saved, const TensorBox& box, const at::Tensor& into);
 
   /// Compares a file with the manifest, once.
   ///
@@ -41,7 +41,7 @@ class ShardReader {
   /// A range that is read from a file into a tensor.
   struct Range {
     const IndexedBox* from = nullptr;
-    Box box;  // of the whole tensor
+    TensorBox box;  // of the whole tensor
     at::Tensor into;
   };
 

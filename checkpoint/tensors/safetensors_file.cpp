@@ -31,7 +31,7 @@ SafetensorsHeader read_header(const InputFile& file, const std::string& path) {
 SafetensorsFile::SafetensorsFile(const std::string& path)
     : file_(path), header_(read_header(file_, path)) {}
 
-at::Tensor SafetensorsFile::read(size_t i, const Box& box) {
+at::Tensor SafetensorsFile::read(size_t i, const TensorBox& box) {
   const auto& kind = header_.tensors[i].kind;
   auto tensor = at::empty(box.size, kind.dtype);
   if (tensor.numel() == 0) return tensor;
@@ -69,7 +69,7 @@ SafetensorsFiles::SafetensorsFiles(const std::string& index) {
   }
 }
 
-at::Tensor SafetensorsFiles::read(size_t i, const Box& box) {
+at::Tensor SafetensorsFiles::read(size_t i, const TensorBox& box) {
   return places_[i].file->read(places_[i].i, box);
 }
 

@@ -19,7 +19,7 @@ class SafetensorsFile : public TensorFile {
 
   const Metadata& metadata() const { return header_.metadata; }
   const std::vector<NamedKind>& tensors() const override { return header_.tensors; }
-  at::Tensor read(size_t i, const Box& box) override;
+  at::Tensor read(size_t i, const TensorBox& box) override;
 
  private:
   const InputFile file_;
@@ -33,7 +33,7 @@ class SafetensorsFiles : public TensorFile {
   explicit SafetensorsFiles(const std::string& index);
 
   const std::vector<NamedKind>& tensors() const override { return tensors_; }
-  at::Tensor read(size_t i, const Box& box) override;
+  at::Tensor read(size_t i, const TensorBox& box) override;
 
  private:
   struct Place {

@@ -35,7 +35,7 @@ class TorchTensors : public TensorFile {
 
   const std::vector<NamedKind>& tensors() const override { return tensors_; }
 
-  at::Tensor read(size_t i, const Box& box) override {
+  at::Tensor read(size_t i, const TensorBox& box) override {
     const auto& [name, kind] = tensors_[i];
     return file_.read(name, kind.dtype, whole_box(kind.sizes), box);
   }
@@ -47,7 +47,7 @@ class TorchTensors : public TensorFile {
 
 }  // namespace
 
-Box whole_box(const std::vector<int64_t>& sizes) {
+TensorBox whole_box(const std::vector<int64_t>& sizes) {
   return {std::vector<int64_t>(sizes.size(), 0), sizes};
 }
 

@@ -18,7 +18,7 @@ struct NamedKind {
 };
 
 /// The box of all elements.
-Box whole_box(const std::vector<int64_t>& sizes);
+TensorBox whole_box(const std::vector<int64_t>& sizes);
 
 /// A file with tensors by name, whose elements are read when they are asked for.
 class TensorFile {
@@ -36,7 +36,7 @@ class TensorFile {
   /// \param i  its number in tensors().
   /// \return a tensor of the shape of the box, in host memory.
   /// \throws c10::Error  with the path.
-  virtual at::Tensor read(size_t i, const Box& box) = 0;
+  virtual at::Tensor read(size_t i, const TensorBox& box) = 0;
 
   at::Tensor read(size_t i) { return read(i, whole_box(tensors()[i].kind.sizes)); }
 };

@@ -68,7 +68,7 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
 // Returns the bytes of a contiguous tensor, sharing its memory.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
-std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires) {
+std::vector<at::Tensor> caller_tensors(const std::vector<WireTensor>& wires) {
   std::vector<at::Tensor> tensors;
   for (const auto& wire : wires) tensors.push_back(wire.tensor);
   return tensors;
@@ -179,7 +179,7 @@ WireReduction wire_reduction(
   return reduction;
 }
 
-void Wire::copy_back() const {
+void WireTensor::copy_back() const {
   if (!is_copy()) return;
   auto to = tensor.detach();
   auto from = wire;
@@ -187,13 +187,15 @@ void Wire::copy_back() const {
   to.copy_(from.view(to.sizes()));
 }
 
-Wire wire_of(const at::Tensor& tensor) {
+WireTensor wire_of(const at::Tensor& tensor) {
   const auto plain = contiguous(tensor);
   return {tensor, is_sent_as_is(plain.scalar_type()) ? plain : as_bytes(plain)};
 }
 
-Wire apart_from(const std::vector<Wire>& outputs, Wire input, bool in_place) {
-  const auto is_shared = [&](const Wire& output) { return share_memory(input.wire, output.wire); };
+WireTensor apart_from(const std::vector<WireTensor>& outputs, WireTensor input, bool in_place) {
+  const auto is_shared = [&](const WireTensor& output) {
+    return share_memory(input.wire, output.wire);
+  };
   if (!in_place && std::any_of(outputs.begin(), outputs.end(), is_shared)) {
     input.wire = input.wire.clone();
   }
@@ -204,24 +206,24 @@ bool begin_alike(const at::Tensor& one, const at::Tensor& other) {
   return one.const_data_ptr() == other.const_data_ptr();
 }
 
-Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) {
+WireTensor message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) {
   const bool takes_all = capabilities_of(group, tensor.device()).falls_back_to_gloo;
-  return takes_all ? Wire{tensor, contiguous(tensor)} : wire_of(tensor);
+  return takes_all ? WireTensor{tensor, contiguous(tensor)} : wire_of(tensor);
 }
 
-std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<Wire> wires;
+std::vector<WireTensor> wires_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<WireTensor> wires;
   for (const auto& tensor : tensors) wires.push_back(wire_of(tensor));
   return wires;
 }
 
-std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires) {
+std::vector<at::Tensor> wire_tensors(const std::vector<WireTensor>& wires) {
   std::vector<at::Tensor> tensors;
   for (const auto& wire : wires) tensors.push_back(wire.wire);
   return tensors;
 }
 
-Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
+WireTensor reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
   const auto plain = contiguous(tensor);
   if (plain.is_complex()) return {tensor, at::view_as_real(plain)};
   if (plain.scalar_type() == reduction.dtype) return {tensor, plain};
@@ -229,7 +231,8 @@ Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction)
 }
 
 StartedCall copying_out(
-    StartedCall call, std::vector<Wire> outputs, const std::vector<Wire>& inputs, int divisor) {
+    StartedCall call, std::vector<WireTensor> outputs, const std::vector<WireTensor>& inputs,
+    int divisor) {
   auto copies = std::move(call.buffers);
   for (const auto& output : outputs) {
     if (output.is_copy()) copies.push_back(output.wire);

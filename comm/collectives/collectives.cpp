@@ -34,7 +34,7 @@ WorkPtr start_message(const P2POp& op, std::vector<at::Tensor>& tensors, c10d::B
 
 // All messages as one: NCCL has one stream for two ranks, where a send waits for its recv.
 WorkPtr start_coalesced(
-    const std::vector<P2POp>& ops, const std::vector<Wire>& wires, MonitoredGroup* own,
+    const std::vector<P2POp>& ops, const std::vector<WireTensor>& wires, MonitoredGroup* own,
     c10d::Backend& backend) {
   if (own) own->check_in_use();
   backend.startCoalescing();
@@ -167,7 +167,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
   DDP_CHECK_VALUE(
       !ops.empty(), "batch_isend_irecv: expected at least one message, got none ",
       on_rank_text(*group), ". Skip the call on a rank without messages.");
-  std::vector<Wire> wires, sent, received;
+  std::vector<WireTensor> wires, sent, received;
   for (const auto& op : ops) {
     check_tensor(name(op), op.tensor(), *group);
     check_peer(

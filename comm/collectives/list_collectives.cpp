@@ -19,7 +19,7 @@ namespace {
 
 // Backends gather equal sizes only, so different sizes are broadcast, one rank after the other.
 StartedCall all_gather_uneven(
-    const std::vector<Wire>& outputs, const Wire& input, c10d::ProcessGroup& group) {
+    const std::vector<WireTensor>& outputs, const WireTensor& input, c10d::ProcessGroup& group) {
   at::Tensor(outputs[group.getRank()].wire).copy_(input.wire);
   std::vector<WorkPtr> works;
   for (int rank = 0; rank < group.getSize(); ++rank) {
@@ -63,8 +63,8 @@ StartedCall all_to_all_flat(
 }
 
 /// An input that becomes this rank's part of the outputs.
-Wire part_apart_from(
-    const std::vector<Wire>& outputs, const at::Tensor& input, c10d::ProcessGroup& group) {
+WireTensor part_apart_from(
+    const std::vector<WireTensor>& outputs, const at::Tensor& input, c10d::ProcessGroup& group) {
   const auto plain = wire_of(input);
   const auto rank = static_cast<size_t>(group.getRank());
   return apart_from(
@@ -72,8 +72,8 @@ Wire part_apart_from(
 }
 
 /// Inputs of which this rank's becomes its output.
-std::vector<Wire> wires_apart_from(
-    const Wire& output, std::vector<Wire> inputs, c10d::ProcessGroup& group) {
+std::vector<WireTensor> wires_apart_from(
+    const WireTensor& output, std::vector<WireTensor> inputs, c10d::ProcessGroup& group) {
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
     const bool is_own = static_cast<int>(rank) == group.getRank();
     const bool in_place = is_own && begin_alike(output.wire, inputs[rank].wire);
@@ -144,7 +144,7 @@ WorkPtr scatter_async(
   check_rank("scatter", "src", src, *group);
   const auto output_wire = wire_of(output);
   std::vector<std::vector<at::Tensor>> from;
-  std::vector<Wire> input_wires;
+  std::vector<WireTensor> input_wires;
   if (group->getRank() == src) {
     check_list("scatter", "inputs", inputs, output, *group);
     for (size_t rank = 0; rank < inputs.size(); ++rank) {
@@ -177,7 +177,7 @@ WorkPtr reduce_scatter_async(
   const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
   const auto output_wire = reduction_wire_of(output, reduction);
   std::vector<at::Tensor> to{output_wire.wire};
-  std::vector<Wire> input_wires;
+  std::vector<WireTensor> input_wires;
   for (const auto& input : inputs) input_wires.push_back(reduction_wire_of(input, reduction));
   input_wires = wires_apart_from(output_wire, std::move(input_wires), *group);
   std::vector<std::vector<at::Tensor>> from{wire_tensors(input_wires)};

@@ -18,7 +18,7 @@ torch::Tensor make_points() {
   return torch::cat({x, torch::sin(3 * x)}, 1);
 }
 
-void tell(const ddp::Generation& generation) {
+void tell(const ddp::ElasticGeneration& generation) {
   std::ostringstream line;
   line << "generation " << generation.number << ": rank " << generation.rank << " of "
        << generation.size << ", step " << generation.steps;

@@ -198,7 +198,7 @@ void run_on_these_ranks(const Options& options) {
   report_end(options, data, training, progress);
 }
 
-void report_change(const ddp::Generation& now, examples::Progress& progress) {
+void report_change(const ddp::ElasticGeneration& now, examples::Progress& progress) {
   progress.restyle(examples::Progress::choose(now.rank, STDOUT_FILENO));
   if (now.number < 2) return;
   const auto why = now.why.empty() ? "" : " (" + now.why + ")";  // known to ranks that were there
@@ -223,7 +223,7 @@ void run_on_changing_ranks(const Options& options) {
   Clock::duration in_steps{};
   training.add_to(run);
   run.add("reported", reported).add("is_over", is_over);
-  run.on_change([&](const ddp::Generation& now) {
+  run.on_change([&](const ddp::ElasticGeneration& now) {
     training.follow(now);
     report_change(now, progress);
   });

@@ -36,9 +36,9 @@ ddp::LinearLROptions warm_up(const Options& options) {
       .total_iters(options.warmup);
 }
 
-ddp::Wire wire_of(const std::string& name) {
-  if (name == "float32") return ddp::Wire::Float32;
-  return name == "int8" ? ddp::Wire::Int8 : ddp::Wire::BFloat16;
+ddp::DiLoCoWire wire_of(const std::string& name) {
+  if (name == "float32") return ddp::DiLoCoWire::Float32;
+  return name == "int8" ? ddp::DiLoCoWire::Int8 : ddp::DiLoCoWire::BFloat16;
 }
 
 std::unique_ptr<ddp::DiLoCo> make_diloco(const Regions& regions, TrainedModel& model) {
@@ -120,7 +120,7 @@ void Training::add_to(ddp::Elastic& run) {
   if (checkpointer_) run.checkpoints(*checkpointer_);
 }
 
-void Training::follow(const ddp::Generation& generation) {
+void Training::follow(const ddp::ElasticGeneration& generation) {
   model_.become_replica(generation.rank, generation.size);
   steps_done_ = generation.steps;
 }
@@ -157,7 +157,8 @@ Tally Training::evaluate(const Windows& windows) {
   }
   auto count = static_cast<int64_t>(batches.size());
   // Forward is collective then: a rank with fewer batches repeats a window.
-  if (model_.is_sharded()) count = ddp::equal_batches(count, ddp::Equal::Most, groups().data);
+  if (model_.is_sharded())
+    count = ddp::equal_batches(count, ddp::EqualBatches::Most, groups().data);
   Tally total;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     const bool counts = i < batches.size();

@@ -41,7 +41,7 @@ class Training {
   /// Adds all that steps change to an elastic run, which does without begin() and save_if_due().
   void add_to(ddp::Elastic& run);
   /// Goes on with the ranks of a generation.
-  void follow(const ddp::Generation& generation);
+  void follow(const ddp::ElasticGeneration& generation);
 
   /// \return the tally of this rank's characters since the last call, each before its step; of a
   ///         pipeline on its last stage.

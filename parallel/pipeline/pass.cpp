@@ -138,11 +138,11 @@ PipelinePass::PipelinePass(
   times_.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
 }
 
-int64_t PipelinePass::stage_of(const Action& action) const {
+int64_t PipelinePass::stage_of(const PipelineAction& action) const {
   return setup_.shape.stage_of(setup_.rank, action.chunk);
 }
 
-std::string PipelinePass::name_of(const Action& action) const {
+std::string PipelinePass::name_of(const PipelineAction& action) const {
   return text_of(action, setup_.shape, setup_.rank);
 }
 
@@ -150,7 +150,7 @@ bool PipelinePass::has_stage(int64_t stage) const {
   return stage % setup_.shape.ranks == setup_.rank;
 }
 
-StageChunk& PipelinePass::chunk_of(const Action& action) {
+StageChunk& PipelinePass::chunk_of(const PipelineAction& action) {
   return *chunks_.at(static_cast<size_t>(action.chunk));
 }
 
@@ -238,7 +238,7 @@ void PipelinePass::send(const PipelineStep& step, const Tensors& tensors) {
 }
 
 void PipelinePass::explain(
-    const Action& action, const Tensors& inputs, const std::string& error) const {
+    const PipelineAction& action, const Tensors& inputs, const std::string& error) const {
   const auto stage = stage_of(action);
   DDP_CHECK(stage > 0, error);
   StageMessageHeader header{'F', stage - 1, action.microbatch};
@@ -295,7 +295,7 @@ void PipelinePass::forward(const PipelineStep& step) {
   if (trains_) chunk_of(action).keep_graph(action.microbatch, outputs);
 }
 
-void PipelinePass::add_loss(const Action& action, const at::Tensor& output) {
+void PipelinePass::add_loss(const PipelineAction& action, const at::Tensor& output) {
   const auto at = static_cast<size_t>(action.microbatch);
   const auto target = target_parts_.tensors(action.microbatch)[0];
   auto loss = call_program([&] { return setup_.loss(output, target); });

@@ -112,20 +112,24 @@ class PipelinePass {
   void backward(const PipelineStep& step);
   Tensors run_forward(const PipelineStep& step, const Tensors& inputs);
   /// Computes the loss of a micro-batch, and keeps its graph.
-  void add_loss(const Action& action, const at::Tensor& output);
+  void add_loss(const PipelineAction& action, const at::Tensor& output);
   Tensors receive(const PipelineStep& step);
   void send(const PipelineStep& step, const Tensors& tensors);
   [[noreturn]] void explain(
-      const Action& action, const Tensors& inputs, const std::string& error) const;
+      const PipelineAction& action, const Tensors& inputs, const std::string& error) const;
   void end();
 
   double milliseconds() const;
-  bool is_filler(const Action& action) const { return fillers_.count(action.microbatch) > 0; }
-  Channel& channel_of(const Action& action) { return action.kind == 'F' ? forwards_ : backwards_; }
-  int64_t stage_of(const Action& action) const;
-  std::string name_of(const Action& action) const;
+  bool is_filler(const PipelineAction& action) const {
+    return fillers_.count(action.microbatch) > 0;
+  }
+  Channel& channel_of(const PipelineAction& action) {
+    return action.kind == 'F' ? forwards_ : backwards_;
+  }
+  int64_t stage_of(const PipelineAction& action) const;
+  std::string name_of(const PipelineAction& action) const;
   bool is_last(int64_t stage) const { return stage + 1 == setup_.shape.stages(); }
-  StageChunk& chunk_of(const Action& action);
+  StageChunk& chunk_of(const PipelineAction& action);
   bool has_stage(int64_t stage) const;
 
   PipelineSetup& setup_;

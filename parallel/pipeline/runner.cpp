@@ -264,7 +264,7 @@ at::Tensor PipelineStageBase::eval(const std::vector<at::Tensor>& inputs) {
 
 const PipelineStats& PipelineStageBase::stats() const { return runner_->stats(); }
 
-std::vector<Action> PipelineStageBase::schedule() const { return runner_->actions(); }
+std::vector<PipelineAction> PipelineStageBase::schedule() const { return runner_->actions(); }
 
 std::vector<ParameterLayout> PipelineStageBase::layouts() {
   std::vector<ParameterLayout> layouts;

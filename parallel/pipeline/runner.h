@@ -23,7 +23,7 @@ class PipelineRunner {
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
 
   const PipelineStats& stats() const { return stats_; }
-  const std::vector<Action>& actions() const { return actions_; }
+  const std::vector<PipelineAction>& actions() const { return actions_; }
   const std::vector<detail::StageModule>& chunks() const { return setup_.chunks; }
 
  private:
@@ -36,7 +36,7 @@ class PipelineRunner {
   StageTensors places_;
   PipelineStats stats_;
   int64_t steps_done_ = 0;
-  std::vector<Action> actions_;
+  std::vector<PipelineAction> actions_;
   std::vector<PipelineStep> steps_, forwards_;  // of a step, and of an evaluation
 };
 

@@ -18,9 +18,9 @@ std::vector<int64_t> rounds_of(PipelineSchedule schedule, const PipelineShape& s
 }
 
 /// The forwards of a rank in order, or its backwards, which go through the chunks the other way.
-std::vector<Action> in_rounds(
+std::vector<PipelineAction> in_rounds(
     char kind, const std::vector<int64_t>& rounds, const PipelineShape& shape) {
-  std::vector<Action> actions;
+  std::vector<PipelineAction> actions;
   int64_t first = 0;
   for (const auto size : rounds) {
     for (int64_t i = 0; i < shape.chunks; ++i) {
@@ -57,14 +57,15 @@ int64_t tag_of(char kind, int64_t receiving_chunk, int64_t microbatch, const Pip
 
 }  // namespace
 
-std::vector<Action> pipeline_actions(
+std::vector<PipelineAction> pipeline_actions(
     PipelineSchedule schedule, const PipelineShape& shape, int64_t rank) {
   const auto rounds = rounds_of(schedule, shape);
   const auto forwards = in_rounds('F', rounds, shape);
   const auto backwards = in_rounds('B', rounds, shape);
   const auto ahead = static_cast<size_t>(warm_up(schedule, rounds.front(), shape, rank));
 
-  std::vector<Action> actions(forwards.begin(), forwards.begin() + static_cast<int64_t>(ahead));
+  std::vector<PipelineAction> actions(
+      forwards.begin(), forwards.begin() + static_cast<int64_t>(ahead));
   for (size_t i = 0; i < backwards.size(); ++i) {
     if (ahead + i < forwards.size()) actions.push_back(forwards[ahead + i]);
     actions.push_back(backwards[i]);
@@ -73,7 +74,7 @@ std::vector<Action> pipeline_actions(
 }
 
 std::vector<PipelineStep> pipeline_steps(
-    const std::vector<Action>& actions, const PipelineShape& shape, int64_t rank) {
+    const std::vector<PipelineAction>& actions, const PipelineShape& shape, int64_t rank) {
   std::vector<PipelineStep> steps;
   for (const auto& action : actions) {
     const auto message = [&](int64_t other, int64_t receiver) -> std::optional<PipelineMessage> {
@@ -93,7 +94,7 @@ std::string action_text(char kind, int64_t microbatch, int64_t stage) {
   return kind + std::to_string(microbatch) + " of stage " + std::to_string(stage);
 }
 
-std::string text_of(const Action& action, const PipelineShape& shape, int64_t rank) {
+std::string text_of(const PipelineAction& action, const PipelineShape& shape, int64_t rank) {
   return action_text(action.kind, action.microbatch, shape.stage_of(rank, action.chunk));
 }
 

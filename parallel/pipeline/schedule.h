@@ -27,7 +27,7 @@ struct PipelineShape {
 /// \param schedule  OneFOneB needs one chunk: with more, ranks would wait for each other.
 ///
 /// Cost: O(chunks * microbatches).
-std::vector<Action> pipeline_actions(PipelineSchedule, const PipelineShape&, int64_t rank);
+std::vector<PipelineAction> pipeline_actions(PipelineSchedule, const PipelineShape&, int64_t rank);
 
 /// A message between two stages of different ranks. Of two messages from one rank to another in one
 /// direction, the one that is sent first is received first; so streams without tags work, too.
@@ -39,7 +39,7 @@ struct PipelineMessage {
 /// An action with its messages. A rank waits for what it receives before it computes, and does not
 /// wait for what it sends: two ranks that waited for sends to each other would never receive.
 struct PipelineStep {
-  Action action;
+  PipelineAction action;
   /// The activations of the stage before, or gradients of the one after. None on the first stage
   /// forward and the last one backward, or where this rank has that stage, too.
   std::optional<PipelineMessage> receive;
@@ -49,11 +49,11 @@ struct PipelineStep {
 
 /// `actions` of a rank with their messages.
 std::vector<PipelineStep> pipeline_steps(
-    const std::vector<Action>& actions, const PipelineShape&, int64_t rank);
+    const std::vector<PipelineAction>& actions, const PipelineShape&, int64_t rank);
 
 /// "B2 of stage 1", for texts of errors.
 std::string action_text(char kind, int64_t microbatch, int64_t stage);
-std::string text_of(const Action&, const PipelineShape&, int64_t rank);
+std::string text_of(const PipelineAction&, const PipelineShape&, int64_t rank);
 
 /// A kind of messages that all ranks send and receive in one order.
 struct MessageRoute {

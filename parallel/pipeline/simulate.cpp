@@ -64,7 +64,7 @@ class Simulation {
 
   const PipelineStep& next_step(size_t rank) const { return steps_[rank][ranks_[rank].next]; }
 
-  Computation computation_of(size_t rank, const Action& action) const {
+  Computation computation_of(size_t rank, const PipelineAction& action) const {
     const auto stage = shape_.stage_of(static_cast<int64_t>(rank), action.chunk);
     return {action.kind, stage, action.microbatch};
   }
@@ -91,7 +91,7 @@ class Simulation {
     return true;
   }
 
-  bool is_possible(size_t rank, const Action& action, const Computation& what) {
+  bool is_possible(size_t rank, const PipelineAction& action, const Computation& what) {
     const auto [kind, stage, microbatch] = what;
     const auto& done = ranks_[rank].done;
     if ((kind != 'F' && kind != 'B') || action.chunk < 0 || action.chunk >= shape_.chunks ||

@@ -122,10 +122,11 @@ int64_t fully_shard_children(torch::nn::Sequential& net, const FullyShardedOptio
   return maker.made();
 }
 
-int64_t equal_batches(int64_t batches, Equal which, const GroupArg& group_arg) {
+int64_t equal_batches(int64_t batches, EqualBatches which, const GroupArg& group_arg) {
   const auto group = group_arg.get();
   auto count = at::full({1}, batches, at::dtype(at::kLong).device(carrier_device(*group)));
-  all_reduce(count, which == Equal::Least ? c10d::ReduceOp::MIN : c10d::ReduceOp::MAX, group);
+  all_reduce(
+      count, which == EqualBatches::Least ? c10d::ReduceOp::MIN : c10d::ReduceOp::MAX, group);
   return count.item<int64_t>();
 }
 

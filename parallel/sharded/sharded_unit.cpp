@@ -38,8 +38,9 @@ at::ScalarType gathered_dtype(
 }
 
 /// The boxes of elements [begin, end) of the elements of some boxes, one box after another.
-std::vector<Box> boxes_within(const std::vector<Box>& boxes, int64_t begin, int64_t end) {
-  std::vector<Box> parts;
+std::vector<TensorBox> boxes_within(
+    const std::vector<TensorBox>& boxes, int64_t begin, int64_t end) {
+  std::vector<TensorBox> parts;
   for (const auto& box : boxes) {
     const auto numel = c10::multiply_integers(box.size);
     const auto first = std::clamp<int64_t>(begin, 0, numel);

@@ -82,7 +82,7 @@ ParameterLayout layout_of_rows(
   layout.boxes.clear();
   const auto rows = own.size(0) / partitions;
   for (int64_t p = 0; p < partitions; ++p) {
-    Box box{std::vector<int64_t>(sizes.size(), 0), own.sizes().vec()};
+    TensorBox box{std::vector<int64_t>(sizes.size(), 0), own.sizes().vec()};
     box.offset[0] = (p * group->getSize() + group->getRank()) * rows;
     box.size[0] = rows;
     layout.boxes.push_back(std::move(box));

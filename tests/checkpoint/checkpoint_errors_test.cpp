@@ -131,7 +131,7 @@ TEST_CASE("a manifest and an index name files of their folder alone", "[checkpoi
   CHECK_THROWS_AS(ddp::parse_manifest(to_json(manifest), "m"), ddp::DamagedCheckpoint);
   manifest.files.pop_back();
   CHECK_NOTHROW(ddp::parse_manifest(to_json(manifest), "m"));
-  const ddp::Box whole{{0}, {4}};
+  const ddp::TensorBox whole{{0}, {4}};
   const ddp::IndexedTensor good{{at::kFloat, {4}}, {{"model.shard-00000.pt", "w", whole}}};
   manifest.index["model"]["w"] = good;
   CHECK_NOTHROW(ddp::parse_manifest(to_json(manifest), "m"));

@@ -17,8 +17,8 @@
 
 namespace {
 
-using ddp::Box;
 using ddp::ShardLayout;
+using ddp::TensorBox;
 using ddp::testing::error_of;
 
 int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
@@ -26,8 +26,8 @@ int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
 }
 
 // Cuts a box again and again along any dimension, anywhere.
-std::vector<Box> random_cut(const Box& whole, std::mt19937& random) {
-  std::vector<Box> boxes{whole};
+std::vector<TensorBox> random_cut(const TensorBox& whole, std::mt19937& random) {
+  std::vector<TensorBox> boxes{whole};
   for (auto cuts = draw(random, 0, 6); cuts > 0; --cuts) {
     auto& box = boxes[static_cast<size_t>(draw(random, 0, static_cast<int64_t>(boxes.size()) - 1))];
     const auto d = static_cast<size_t>(draw(random, 0, static_cast<int64_t>(box.size.size()) - 1));
@@ -41,8 +41,8 @@ std::vector<Box> random_cut(const Box& whole, std::mt19937& random) {
   return boxes;
 }
 
-Box random_whole(std::mt19937& random) {
-  Box whole;
+TensorBox random_whole(std::mt19937& random) {
+  TensorBox whole;
   for (auto dims = draw(random, 1, 4); dims > 0; --dims) {
     whole.offset.push_back(0);
     whole.size.push_back(draw(random, 1, 6));
@@ -50,11 +50,11 @@ Box random_whole(std::mt19937& random) {
   return whole;
 }
 
-ShardLayout layout(const std::string& name, std::vector<int64_t> sizes, Box box) {
+ShardLayout layout(const std::string& name, std::vector<int64_t> sizes, TensorBox box) {
   return {name, {at::kFloat, std::move(sizes)}, std::move(box), /*replica=*/0};
 }
 
-at::Tensor view_of(const at::Tensor& tensor, const Box& box) {
+at::Tensor view_of(const at::Tensor& tensor, const TensorBox& box) {
   auto view = tensor;
   for (size_t d = 0; d < box.size.size(); ++d) {
     view = view.narrow(static_cast<int64_t>(d), box.offset[d], box.size[d]);
@@ -63,7 +63,7 @@ at::Tensor view_of(const at::Tensor& tensor, const Box& box) {
 }
 
 // Reads `part` out of the elements of `whole`, which lie row by row, as a load does.
-at::Tensor read_runs(const at::Tensor& elements, const Box& whole, const Box& part) {
+at::Tensor read_runs(const at::Tensor& elements, const TensorBox& whole, const TensorBox& part) {
   std::vector<at::Tensor> pieces;
   for (const auto& run : ddp::runs_of(part, whole)) {
     pieces.push_back(elements.narrow(0, run.first, run.count));
@@ -103,7 +103,7 @@ TEST_CASE("boxes of random cuts: each element is saved once and loaded", "[check
 }
 
 TEST_CASE("runs are as long as the cut allows", "[checkpoint][pure]") {
-  const Box whole{{0, 0, 0}, {4, 6, 5}};
+  const TensorBox whole{{0, 0, 0}, {4, 6, 5}};
   CHECK(ddp::runs_of(whole, whole).size() == 1);
   CHECK(ddp::runs_of({{1, 0, 0}, {2, 6, 5}}, whole).size() == 1);
   CHECK(ddp::runs_of({{1, 2, 0}, {2, 3, 5}}, whole).size() == 2);
@@ -133,7 +133,7 @@ TEST_CASE("an index has an owner of each element, or the error names it", "[chec
     REQUIRE(elements == c10::multiply_integers(whole.size));
 
     // A part of the tensor again, on one more rank: two owners, or none where it replaces one.
-    Box part = whole;
+    TensorBox part = whole;
     part.offset[0] = whole.size[0] - 1;
     part.size[0] = 1;
     auto twice = ranks;
@@ -229,7 +229,8 @@ TEST_CASE("further names of a shared tensor are in the index", "[checkpoint][pur
 }
 
 TEST_CASE("boxes of a manifest's index have each element once", "[checkpoint][errors][pure]") {
-  const auto error_with = [](const std::vector<int64_t>& sizes, const std::vector<Box>& boxes) {
+  const auto error_with = [](const std::vector<int64_t>& sizes,
+                             const std::vector<TensorBox>& boxes) {
     ddp::Manifest manifest;
     manifest.library_version = manifest.libtorch_version = "1";
     auto& tensor = manifest.index["model"]["w"];
@@ -255,10 +256,10 @@ TEST_CASE("boxes of a manifest's index have each element once", "[checkpoint][er
       error_with({4, 2}, {{{1, 0}, {2, 2}}, {{0, 0}, {2, 2}}}),
       ContainsText("each element in one box, got [1:2, 0:2] in two"));
   CHECK_THAT(error_with({}, {{{}, {}}, {{}, {}}}), ContainsText("each element in one box"));
-  for (const Box& outside :
-       {Box{{0, 0}, {5, 2}}, Box{{3, 0}, {2, 2}}, Box{{-1, 0}, {4, 2}}, Box{{0, 0}, {-4, -2}},
-        Box{{0, 0}, {INT64_MAX, 2}}, Box{{INT64_MAX, 0}, {4, 2}}, Box{{0}, {4}},
-        Box{{0, 0, 0}, {4, 2, 1}}}) {
+  for (const TensorBox& outside :
+       {TensorBox{{0, 0}, {5, 2}}, TensorBox{{3, 0}, {2, 2}}, TensorBox{{-1, 0}, {4, 2}},
+        TensorBox{{0, 0}, {-4, -2}}, TensorBox{{0, 0}, {INT64_MAX, 2}},
+        TensorBox{{INT64_MAX, 0}, {4, 2}}, TensorBox{{0}, {4}}, TensorBox{{0, 0, 0}, {4, 2, 1}}}) {
     CAPTURE(ddp::box_text(outside));
     CHECK_THAT(
         error_with({4, 2}, {outside}), ContainsText(start + "boxes within their tensor's sizes"));

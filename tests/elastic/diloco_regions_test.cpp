@@ -31,8 +31,8 @@ using testing::error_of;
 
 TEST_CASE("regions that may leave train as those that may not", "[ranks][elastic][diloco]") {
   const auto options = GENERATE(
-      DiLoCoOptions(), DiLoCoOptions().fragments(3).overlap(2).wire(Wire::Int8),
-      DiLoCoOptions().error_feedback(true).overlap(3).mix(0.25).wire(Wire::Int8));
+      DiLoCoOptions(), DiLoCoOptions().fragments(3).overlap(2).wire(DiLoCoWire::Int8),
+      DiLoCoOptions().error_feedback(true).overlap(3).mix(0.25).wire(DiLoCoWire::Int8));
   CAPTURE(options.fragments(), options.overlap());
   constexpr int64_t kSteps = 20;
   auto full = options;
@@ -74,7 +74,7 @@ TEST_CASE("a region leaves, and another one joins", "[ranks][elastic][diloco]") 
   constexpr int kRegions = 3;
   constexpr int64_t kLeaves = 17;  // with no exchange under way
   auto full = options;
-  full.sync_every(6).wire(Wire::Float32);
+  full.sync_every(6).wire(DiLoCoWire::Float32);
   const TestCoordinator coordinator(kRegions, 1);
   std::atomic<int64_t> last{0};  // step; 0: the region has not come back yet
   const auto results = run_ranks<Ended>(kRegions * per_region, [&](const Rank& self) {
@@ -142,7 +142,8 @@ TEST_CASE("a region that misses a mean gets it from the others", "[ranks][elasti
   };
   use_faulty_links(faults);
   constexpr int64_t kSteps = 20;
-  const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(1).wire(Wire::Float32);
+  const auto options =
+      DiLoCoOptions().sync_every(6).fragments(2).overlap(1).wire(DiLoCoWire::Float32);
   const TestCoordinator coordinator(regions, regions);
   const auto results = run_ranks<Ended>(regions, [&](const Rank& self) {
     const auto parameters = begin_parameters(0);

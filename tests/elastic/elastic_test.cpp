@@ -135,7 +135,7 @@ Result run_once(
   Result result;
   run.add("model", model).add("optimizer", *optimizer).add("batches", batches);
   run.add("loss_sum", loss_sum).add_per_rank("own_steps", result.own_steps);
-  run.on_change([&](const Generation& now) { result.repeated += now.repeated; });
+  run.on_change([&](const ElasticGeneration& now) { result.repeated += now.repeated; });
   std::optional<Checkpointer> checkpointer;
   if (!setup.checkpoints.empty()) {
     checkpointer.emplace(
@@ -454,7 +454,7 @@ TEST_CASE("changes leave no descriptor, thread or mapping", "[ranks][elastic]") 
               net, DistributedDataParallelOptions().process_group(run.process_group()));
           torch::optim::SGD optimizer(net->parameters(), 0.1);
           run.add("model", model).add("optimizer", optimizer);
-          run.on_change([&](const Generation& now) {
+          run.on_change([&](const ElasticGeneration& now) {
             if (self.rank == 0 && now.number > 3) usages.push_back(usage());
           });
           try {

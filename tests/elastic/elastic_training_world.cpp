@@ -134,7 +134,7 @@ int train(const Training& training) {
     slow_part.is_slow = training.has("evaluates");
     run.checkpoints(*checkpointer);
   }
-  run.on_change([&](const ddp::Generation& generation) {
+  run.on_change([&](const ddp::ElasticGeneration& generation) {
     std::printf(
         "slot %d pid %d: generation %lld, rank %d of %d, step %lld, repeats %lld, %.3f s%s\n",
         generation.slot, static_cast<int>(::getpid()), static_cast<long long>(generation.number),

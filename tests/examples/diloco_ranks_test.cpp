@@ -80,7 +80,7 @@ TEST_CASE("DiLoCo's loss after the same steps is that of averaged gradients", "[
   const auto options = ddp::DiLoCoOptions().sync_every(500);
   const double in_one_piece = train(options);
   const double streaming =
-      train(ddp::DiLoCoOptions(options).fragments(4).overlap(5).wire(ddp::Wire::Int8));
+      train(ddp::DiLoCoOptions(options).fragments(4).overlap(5).wire(ddp::DiLoCoWire::Int8));
   CAPTURE(averaged, in_one_piece, streaming);
   CHECK(in_one_piece <= 1.01 * averaged);
   CHECK(streaming <= 1.01 * averaged);

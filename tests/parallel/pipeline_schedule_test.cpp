@@ -245,8 +245,8 @@ TEST_CASE("the simulator sees ranks that wait for each other", "[pipeline][pure]
 }
 
 TEST_CASE("an action says what it is", "[pipeline][pure]") {
-  CHECK(text_of(Action{'B', 0, 2}, {2, 1, 4}, 1) == "B2 of stage 1");
-  CHECK(text_of(Action{'F', 2, 11}, {4, 3, 12}, 1) == "F11 of stage 9");
+  CHECK(text_of(PipelineAction{'B', 0, 2}, {2, 1, 4}, 1) == "B2 of stage 1");
+  CHECK(text_of(PipelineAction{'F', 2, 11}, {4, 3, 12}, 1) == "F11 of stage 9");
 }
 
 }  // namespace ddp

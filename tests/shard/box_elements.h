@@ -9,7 +9,7 @@ namespace ddp::testing {
 
 /// The flat indices, in a contiguous tensor of shape `whole`, of the elements of `box`, along its
 /// last dimension first.
-inline std::vector<int64_t> elements_of(const Box& box, const std::vector<int64_t>& whole) {
+inline std::vector<int64_t> elements_of(const TensorBox& box, const std::vector<int64_t>& whole) {
   std::vector<int64_t> elements{0};
   for (size_t d = 0; d < whole.size(); ++d) {
     std::vector<int64_t> longer;

@@ -28,7 +28,7 @@ TEST_CASE("a flat range of a box is a few boxes, in its order", "[shard][pure]")
   for (int round = 0; round < 4000; ++round) {
     const size_t dimensions = random() % 5;
     Shape whole;
-    Box box;
+    TensorBox box;
     for (size_t d = 0; d < dimensions; ++d) {
       box.offset.push_back(random() % 3);
       box.size.push_back(random() % 5);

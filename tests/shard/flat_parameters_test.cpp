@@ -95,7 +95,7 @@ TEST_CASE("layouts say where every element of a shard is", "[shard][ranks]") {
     std::vector<ParameterLayout> own;
     for (const auto& piece : flat.layout().pieces(self.rank)) {
       const auto sizes = flat.parameters()[piece.slot].sizes().vec();
-      const Box whole{std::vector<int64_t>(sizes.size()), sizes};
+      const TensorBox whole{std::vector<int64_t>(sizes.size()), sizes};
       own.push_back(
           {std::to_string(piece.slot),
            sizes,

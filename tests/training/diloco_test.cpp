@@ -23,7 +23,7 @@ namespace {
 
 using ddp::DiLoCo;
 using ddp::DiLoCoOptions;
-using ddp::Wire;
+using ddp::DiLoCoWire;
 using namespace ddp::diloco_simulation;
 using namespace ddp::testing;
 
@@ -74,23 +74,23 @@ at::Tensor read(const std::string& bytes, const char* key) {
 }  // namespace
 
 TEST_CASE("the wires: bytes, exactness and values that are not finite", "[diloco][pure]") {
-  const auto wire = GENERATE(Wire::Float32, Wire::BFloat16, Wire::Int8);
+  const auto wire = GENERATE(DiLoCoWire::Float32, DiLoCoWire::BFloat16, DiLoCoWire::Int8);
   const int64_t elements = GENERATE(1, 256, 700);
   CAPTURE(static_cast<int>(wire), elements);
   const auto values = (at::arange(elements, at::kFloat) * 0.7).sin() * 3;
   const auto bytes = ddp::encode(wire, values);
   const auto blocks = (elements + 255) / 256;
-  const int64_t expected = wire == Wire::Float32    ? 4 * elements
-                           : wire == Wire::BFloat16 ? 2 * elements
-                                                    : elements + 4 * blocks;
+  const int64_t expected = wire == DiLoCoWire::Float32    ? 4 * elements
+                           : wire == DiLoCoWire::BFloat16 ? 2 * elements
+                                                          : elements + 4 * blocks;
   CHECK(bytes.numel() == expected);
   CHECK(ddp::encoded_bytes(wire, elements) == expected);
   const auto decoded = ddp::decode(wire, bytes, elements);
   const double largest_error = (decoded - values).abs().max().item<double>();
   CHECK(
-      largest_error <= (wire == Wire::Float32    ? 0.0
-                        : wire == Wire::BFloat16 ? 3.0 / 256
-                                                 : 1.5 / 127));
+      largest_error <= (wire == DiLoCoWire::Float32    ? 0.0
+                        : wire == DiLoCoWire::BFloat16 ? 3.0 / 256
+                                                       : 1.5 / 127));
   CHECK(at::equal(
       ddp::decode(wire, ddp::encode(wire, at::zeros({elements})), elements),
       at::zeros({elements})));
@@ -112,7 +112,7 @@ TEST_CASE("DiLoCo equals a simulation in one process", "[diloco][ranks]") {
   CAPTURE(regions, options.fragments(), options.overlap(), options.mix(), options.nesterov());
   const int64_t steps = 22;
   auto full = options;
-  full.sync_every(6).wire(Wire::Float32);
+  full.sync_every(6).wire(DiLoCoWire::Float32);
   const auto expected = simulate(regions, full, steps);
   const auto seen = run_ranks<at::Tensor>(regions, [&](const Rank& self) {
     auto [region, own] = place(self, 1, full);
@@ -133,7 +133,7 @@ TEST_CASE("DiLoCo equals a simulation in one process", "[diloco][ranks]") {
 
 TEST_CASE("double parameters keep their precision", "[diloco][ranks]") {
   const auto options =
-      DiLoCoOptions().sync_every(2).outer_lr(1).outer_momentum(0).wire(Wire::Float32);
+      DiLoCoOptions().sync_every(2).outer_lr(1).outer_momentum(0).wire(DiLoCoWire::Float32);
   const auto of = [](int64_t region) {
     return Tensors{
         at::full({3}, 1 + 1e-12, at::kDouble), at::full({2}, 0.1F, at::kFloat),
@@ -175,7 +175,7 @@ TEST_CASE("double parameters keep their precision", "[diloco][ranks]") {
 }
 
 TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[diloco][ranks]") {
-  const auto wire = GENERATE(Wire::Float32, Wire::BFloat16, Wire::Int8);
+  const auto wire = GENERATE(DiLoCoWire::Float32, DiLoCoWire::BFloat16, DiLoCoWire::Int8);
   const int regions = GENERATE(2, 3);
   CAPTURE(static_cast<int>(wire), regions);
   const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(2).wire(wire);
@@ -191,7 +191,7 @@ TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[d
     for (const auto& bytes : saved) CHECK(at::equal(read(bytes, key), read(saved[0], key)));
   }
   auto exact = options;
-  exact.wire(Wire::Float32);
+  exact.wire(DiLoCoWire::Float32);
   const auto expected = simulate(regions, exact, 20);
   // The last fragment to arrive is equal to the outer one in the simulation as well.
   const auto outer = read(saved[0], "outer").to(at::kDouble);
@@ -202,7 +202,7 @@ TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[d
 }
 
 TEST_CASE("a run that is resumed with a mean on its way has the same bits", "[diloco][ranks]") {
-  const auto wire = GENERATE(Wire::BFloat16, Wire::Int8);
+  const auto wire = GENERATE(DiLoCoWire::BFloat16, DiLoCoWire::Int8);
   const int64_t saved_after = GENERATE(7, 9, 12);  // on its way, on its way, and not
   CAPTURE(static_cast<int>(wire), saved_after);
   const auto options =
@@ -247,7 +247,7 @@ TEST_CASE("error feedback sends what few bits leave out", "[diloco][ranks]") {
             .sync_every(1)
             .outer_lr(1)
             .outer_momentum(0)
-            .wire(Wire::Int8)
+            .wire(DiLoCoWire::Int8)
             .error_feedback(feedback));
     const Tensors parameters{at::zeros({2})};
     DiLoCo diloco(parameters, own);
@@ -284,7 +284,7 @@ TEST_CASE("one line beside PostLocalSGDOptimizer", "[diloco][ranks]") {
         }),
         train_with([&](auto& net) {
           auto options = place(self, 1, DiLoCoOptions()).options;
-          options.sync_every(3).outer_lr(1).outer_momentum(0).wire(Wire::Float32);
+          options.sync_every(3).outer_lr(1).outer_momentum(0).wire(DiLoCoWire::Float32);
           return std::make_shared<DiLoCo>(net->parameters(), options);
         })};
   });

@@ -1,12 +1,16 @@
 // Options that have the names of another class, and one line of text of every measurement.
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <ddp/diloco.h>
 #include <ddp/distributed_data_parallel_options.h>
 #include <ddp/elastic.h>
+#include <ddp/equal_batches.h>
 #include <ddp/fully_sharded.h>
 #include <ddp/model_averager.h>
+#include <ddp/parameter_layout.h>
+#include <ddp/pipeline_schedule.h>
 #include <ddp/power_sgd.h>
 #include <ddp/save_on_host.h>
 
@@ -34,6 +38,14 @@ TEST_CASE("an option has the names that wrappers give it", "[pure][training]") {
   CHECK(ddp::ElasticOptions().group_options(shm).group().backend() == "shm");
   CHECK(ddp::DiLoCoOptions().group(shm).group_options().backend() == "shm");
   CHECK(ddp::DiLoCoOptions().group().backend() == "gloo");
+}
+
+TEST_CASE("types have their older names", "[pure][training]") {
+  STATIC_REQUIRE(std::is_same_v<ddp::Wire, ddp::DiLoCoWire>);
+  STATIC_REQUIRE(std::is_same_v<ddp::Generation, ddp::ElasticGeneration>);
+  STATIC_REQUIRE(std::is_same_v<ddp::Equal, ddp::EqualBatches>);
+  STATIC_REQUIRE(std::is_same_v<ddp::Action, ddp::PipelineAction>);
+  STATIC_REQUIRE(std::is_same_v<ddp::Box, ddp::TensorBox>);
 }
 
 TEST_CASE("every measurement has a line of text", "[pure][training]") {

@@ -24,7 +24,7 @@ Elastic& Elastic::checkpoints(Checkpointer& checkpointer) {
   return *this;
 }
 
-Elastic& Elastic::on_change(std::function<void(const Generation&)> act) {
+Elastic& Elastic::on_change(std::function<void(const ElasticGeneration&)> act) {
   impl_->on_change.push_back(std::move(act));
   return *this;
 }
@@ -64,7 +64,7 @@ void Elastic::step(const std::function<void()>& apply) { impl_->step(apply); }
 
 int64_t Elastic::steps() const { return impl_->progress.steps; }
 
-Generation Elastic::generation() const { return impl_->generation; }
+ElasticGeneration Elastic::generation() const { return impl_->generation; }
 
 ProcessGroup Elastic::process_group() const { return impl_->group; }
 

@@ -272,7 +272,7 @@ void Elastic::Impl::describe(const GenerationForm& next) {
   const auto has = [](const auto& all, auto one) {
     return std::find(all.begin(), all.end(), one) != all.end();
   };
-  Generation now;
+  ElasticGeneration now;
   now.number = next.number;
   now.rank = next.rank;
   now.size = static_cast<int>(next.slots.size());

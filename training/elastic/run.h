@@ -49,11 +49,11 @@ struct Elastic::Impl {
   std::unique_ptr<Generations> generations;  // null: a fixed world
   std::vector<elastic::Part> parts;
   Checkpointer* checkpointer = nullptr;
-  std::vector<std::function<void(const Generation&)>> on_change;
+  std::vector<std::function<void(const ElasticGeneration&)>> on_change;
   At at = At::Start;
   elastic::Progress progress;
   bool has_state = false;  // false in a process that joins others
-  Generation generation;
+  ElasticGeneration generation;
   ProcessGroup group;
 
  private:

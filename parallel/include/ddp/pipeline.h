@@ -121,7 +121,7 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   const PipelineStats& stats() const;
 
   /// What this rank computes in a step, in order.
-  std::vector<Action> schedule() const;
+  std::vector<PipelineAction> schedule() const;
 
   /// ShardedModule. The layouts of the chunks, by their names in the chunks: name the modules of
   /// stages by their place in the model.

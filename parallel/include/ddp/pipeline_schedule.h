@@ -20,10 +20,12 @@ enum class PipelineSchedule {
 };
 
 /// One computation of a rank in a step of a pipeline.
-struct Action {
+struct PipelineAction {
   char kind;           ///< 'F': forward; 'B': backward.
   int64_t chunk;       ///< Which of this rank's modules: on rank r of P, stage chunk * P + r.
   int64_t microbatch;  ///< From 0.
 };
+/// An older name of PipelineAction.
+using Action = PipelineAction;
 
 }  // namespace ddp

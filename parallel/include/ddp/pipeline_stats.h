@@ -12,10 +12,10 @@ namespace ddp {
 
 /// One computation of a step. Times are milliseconds since this rank began the step.
 struct ActionStats {
-  Action action;        ///< what was computed
-  int64_t stage = 0;    ///< whose forward or backward it is
-  double begin_ms = 0;  ///< when its tensors had come
-  double end_ms = 0;    ///< when what it made was on its way
+  PipelineAction action;  ///< what was computed
+  int64_t stage = 0;      ///< whose forward or backward it is
+  double begin_ms = 0;    ///< when its tensors had come
+  double end_ms = 0;      ///< when what it made was on its way
 };
 
 /// One step of a rank.

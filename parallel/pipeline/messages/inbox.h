@@ -20,7 +20,7 @@ namespace ddp {
 
 /// A message that a rank gets in a step.
 struct ExpectedMessage {
-  Action action;  // that needs it
+  PipelineAction action;  // that needs it
   PipelineMessage message;
   int64_t stage = 0;  // that sends it
 };

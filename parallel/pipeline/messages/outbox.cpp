@@ -30,7 +30,7 @@ void StageOutbox::start(Sent& sent, const at::Tensor& bytes) const {
 }
 
 void StageOutbox::send(
-    const Action& action, const PipelineMessage& message, int64_t stage,
+    const PipelineAction& action, const PipelineMessage& message, int64_t stage,
     const std::vector<at::Tensor>& tensors, bool is_filler) {
   StageMessageHeader header{action.kind, stage, action.microbatch, is_filler, wire_.call};
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
@@ -100,7 +100,7 @@ void StageOutbox::wait_for(size_t count) {
   }
 }
 
-void StageOutbox::finish(const Action& action) {
+void StageOutbox::finish(const PipelineAction& action) {
   auto locked = dropper_.lock();
   const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const Sent& sent) {
     return sent.action.kind == action.kind && sent.action.chunk == action.chunk &&

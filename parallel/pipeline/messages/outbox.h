@@ -26,17 +26,17 @@ class StageOutbox {
   /// \param action  that made `tensors`. \param stage  that it is of.
   /// \param is_filler  as in the header.
   void send(
-      const Action& action, const PipelineMessage& message, int64_t stage,
+      const PipelineAction& action, const PipelineMessage& message, int64_t stage,
       const std::vector<at::Tensor>& tensors, bool is_filler);
 
   /// Waits until what `action` sent has arrived, and its memory is dropped.
-  void finish(const Action& action);
+  void finish(const PipelineAction& action);
   /// The same for all that was sent.
   void finish_all();
 
  private:
   struct Sent {
-    Action action;
+    PipelineAction action;
     PipelineMessage message;
     int64_t stage = 0;
     std::vector<at::Tensor> memory = {};

@@ -18,16 +18,18 @@ namespace ddp {
 
 /// A part of a tensor: indices [offset[d], offset[d] + size[d]) of each dimension d. Without
 /// dimensions: the one element.
-struct Box {
+struct TensorBox {
   std::vector<int64_t> offset;  ///< of its first element
   std::vector<int64_t> size;    ///< >= 0
 };
+/// An older name of TensorBox.
+using Box = TensorBox;
 
 /// Elements [begin, end) of a box, counted along its last dimension first, as boxes in that order:
 /// at most 2 d - 1 for d >= 1 dimensions.
 ///
 /// \param begin  >= 0. \param end  at most the number of the box's elements.
-DDP_API std::vector<Box> boxes_of(const Box& box, int64_t begin, int64_t end);
+DDP_API std::vector<TensorBox> boxes_of(const TensorBox& box, int64_t begin, int64_t end);
 
 /// The elements of one parameter that this rank has.
 struct ParameterLayout {
@@ -37,7 +39,7 @@ struct ParameterLayout {
   at::Tensor local;                   ///< the parameter itself, with this rank's elements
   /// Of the whole: the elements of `local`, its last dimension first. Elements of `local` after the
   /// last box are padding.
-  std::vector<Box> boxes;
+  std::vector<TensorBox> boxes;
   /// Their ranks have other elements, or other parameters: as the stages of a pipeline.
   std::vector<ProcessGroup> sharded_over;
   /// Their ranks have the same elements; may lack groups that the module does not know of.

@@ -20,8 +20,8 @@ DiLoCoOptions outer_options(RankRun& run) {
     DDP_DO(trace, outer.outer_lr(0.5).outer_momentum(0.5).nesterov(false));
   if (p.is("outer", "fragments")) DDP_DO(trace, outer.fragments(2));
   if (p.is("outer", "overlap")) DDP_DO(trace, outer.overlap(1).mix(0.25));
-  if (p.is("wire", "float32")) DDP_DO(trace, outer.wire(Wire::Float32));
-  if (p.is("wire", "int8")) DDP_DO(trace, outer.wire(Wire::Int8));
+  if (p.is("wire", "float32")) DDP_DO(trace, outer.wire(DiLoCoWire::Float32));
+  if (p.is("wire", "int8")) DDP_DO(trace, outer.wire(DiLoCoWire::Int8));
   if (p.is("wire", "feedback")) DDP_DO(trace, outer.error_feedback(true));
   if (p.is("regions", "each")) DDP_DO(trace, outer.regions(self.group));
   if (p.is("regions", "one")) DDP_DO(trace, outer.local(self.group));

@@ -29,7 +29,8 @@ struct PlainModelImpl : torch::nn::Module {
 
 /// A parameter with any layout.
 struct OneLayoutImpl : torch::nn::Module, ddp::ShardedModule {
-  OneLayoutImpl(const ddp::ProcessGroup& group, std::vector<int64_t> sizes, const ddp::Box& box) {
+  OneLayoutImpl(
+      const ddp::ProcessGroup& group, std::vector<int64_t> sizes, const ddp::TensorBox& box) {
     layout.name = "weight";
     layout.sizes = std::move(sizes);
     layout.local = register_parameter("weight", torch::ones(box.size));
@@ -83,7 +84,8 @@ TEST_CASE("ranks with other shapes, ranks or boxes fail", "[parallel][full_state
   const auto with_boxes = [](int64_t begin, int64_t count) {
     return common_error(2, [=](const Rank& self) {
       const OneLayoutImpl model(
-          self.group, {5}, self.rank == 0 ? ddp::Box{{0}, {2}} : ddp::Box{{begin}, {count}});
+          self.group, {5},
+          self.rank == 0 ? ddp::TensorBox{{0}, {2}} : ddp::TensorBox{{begin}, {count}});
       ddp::full_state_dict(model, 0, self.group);
     });
   };
@@ -127,7 +129,7 @@ TEST_CASE(
   const auto load = [&](bool in_one_order) {
     return common_error(2, [&](const Rank& self) {
       const auto shared = std::make_shared<OneLayoutImpl>(
-          self.group, std::vector<int64_t>{4}, ddp::Box{{2 * self.rank}, {2}});
+          self.group, std::vector<int64_t>{4}, ddp::TensorBox{{2 * self.rank}, {2}});
       torch::nn::Module model;
       std::vector<std::string> names{"a", "b"};
       if (!in_one_order && self.rank == 1) std::swap(names[0], names[1]);

@@ -458,8 +458,8 @@ TEST_CASE("autograd::grad leaves gradients alone", "[ranks][sharded]") {
 TEST_CASE("equal_batches is the least or the most of the ranks", "[ranks]") {
   const auto counts = run_ranks<std::vector<int64_t>>(3, [](const Rank& self) {
     return std::vector<int64_t>{
-        ddp::equal_batches(5 + self.rank, ddp::Equal::Least, self.group),
-        ddp::equal_batches(5 + self.rank, ddp::Equal::Most, self.group)};
+        ddp::equal_batches(5 + self.rank, ddp::EqualBatches::Least, self.group),
+        ddp::equal_batches(5 + self.rank, ddp::EqualBatches::Most, self.group)};
   });
   for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int64_t>{5, 7});
 }

@@ -17,7 +17,7 @@
 namespace ddp {
 
 /// How DiLoCo sends differences of parameters.
-enum class Wire {
+enum class DiLoCoWire {
   /// 4 bytes an element.
   Float32,
   /// 2 bytes an element.
@@ -25,6 +25,8 @@ enum class Wire {
   /// 1.02 bytes an element: blocks of 256 elements, each with the scale max|x| / 127 in float32.
   Int8,
 };
+/// An older name of DiLoCoWire.
+using Wire = DiLoCoWire;
 
 /// Options for `DiLoCo`; the same on every rank, but for the groups.
 ///
@@ -53,7 +55,7 @@ struct DiLoCoOptions {
   /// Default: 0, it takes the outer one
   TORCH_ARG(double, mix) = 0;
   /// What differences are sent as. Default: BFloat16
-  TORCH_ARG(Wire, wire) = Wire::BFloat16;
+  TORCH_ARG(DiLoCoWire, wire) = DiLoCoWire::BFloat16;
   /// Add what a wire of few bits left out to the next difference; 4 bytes of host memory a
   /// parameter. Default: false
   TORCH_ARG(bool, error_feedback) = false;

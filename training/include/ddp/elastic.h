@@ -49,7 +49,7 @@ struct ElasticOptions {
 };
 
 /// The ranks that train together until one is lost, leaves or joins. Then comes the next one.
-struct Generation {
+struct ElasticGeneration {
   int64_t number = 0;       ///< from 1; 0 in a fixed world
   int rank = 0;             ///< of this process
   int size = 1;             ///< how many ranks there are
@@ -62,6 +62,8 @@ struct Generation {
   double seconds = 0;       ///< from the end of the last generation's turn to this one's first
   std::string why;          ///< the last generation ended
 };
+/// An older name of ElasticGeneration.
+using Generation = ElasticGeneration;
 
 /// Trains on when ranks are lost and when ranks join, without starting anything anew.
 ///
@@ -150,7 +152,7 @@ class DDP_API Elastic {
 
   /// Has `act` called on every rank of each generation before its first turn: also of the first
   /// one. For what depends on the ranks, such as further groups.
-  Elastic& on_change(std::function<void(const Generation&)> act);
+  Elastic& on_change(std::function<void(const ElasticGeneration&)> act);
 
   /// Calls `turn` until it returns false, which it must do on all ranks in the same turn, before it
   /// changes anything. Returns once all ranks are done, or after leave().
@@ -173,7 +175,7 @@ class DDP_API Elastic {
   /// How many steps the job has finished, over all generations.
   int64_t steps() const;
   /// The present generation.
-  Generation generation() const;
+  ElasticGeneration generation() const;
   /// Its group.
   ProcessGroup process_group() const;
   /// Whether this process has joined ranks that train, and has no state yet.

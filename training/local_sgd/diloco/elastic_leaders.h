@@ -55,7 +55,7 @@ class ElasticLeaders final : public Leaders {
   struct Settings {
     std::string coordinator;
     ProcessGroupOptions group;
-    Wire wire = Wire::Float32;
+    DiLoCoWire wire = DiLoCoWire::Float32;
     std::string text;                               // the same in all regions
     std::vector<int64_t> fragment_sizes;            // elements
     std::chrono::milliseconds leaves_within{5000};  // for the others to let this region go

@@ -64,26 +64,26 @@ void swap_rows(at::Tensor& rows, const at::Tensor& own, const ProcessGroup& lead
 
 }  // namespace
 
-int64_t encoded_bytes(Wire wire, int64_t elements) {
+int64_t encoded_bytes(DiLoCoWire wire, int64_t elements) {
   switch (wire) {
-    case Wire::Float32:
+    case DiLoCoWire::Float32:
       return 4 * elements;
-    case Wire::BFloat16:
+    case DiLoCoWire::BFloat16:
       return 2 * elements;
-    case Wire::Int8:
+    case DiLoCoWire::Int8:
       return elements + kScaleBytes * blocks_of(elements);
   }
   return 0;
 }
 
-at::Tensor encode(Wire wire, const at::Tensor& values) {
-  if (wire == Wire::Int8) return encode_int8(values);
-  return bytes_of(wire == Wire::BFloat16 ? values.to(at::kBFloat16) : values);
+at::Tensor encode(DiLoCoWire wire, const at::Tensor& values) {
+  if (wire == DiLoCoWire::Int8) return encode_int8(values);
+  return bytes_of(wire == DiLoCoWire::BFloat16 ? values.to(at::kBFloat16) : values);
 }
 
-at::Tensor decode(Wire wire, const at::Tensor& bytes, int64_t elements) {
-  if (wire == Wire::Int8) return decode_int8(bytes, elements);
-  const auto dtype = wire == Wire::BFloat16 ? at::kBFloat16 : at::kFloat;
+at::Tensor decode(DiLoCoWire wire, const at::Tensor& bytes, int64_t elements) {
+  if (wire == DiLoCoWire::Int8) return decode_int8(bytes, elements);
+  const auto dtype = wire == DiLoCoWire::BFloat16 ? at::kBFloat16 : at::kFloat;
   return bytes.clone().view(dtype).to(at::kFloat);
 }
 
@@ -113,7 +113,7 @@ at::Tensor Exchange::decode_parts(const at::Tensor& parts, int64_t elements) con
   return at::cat(decoded).narrow(0, 0, elements);
 }
 
-at::Tensor Exchange::as_sent(Wire wire, const at::Tensor& values) {
+at::Tensor Exchange::as_sent(DiLoCoWire wire, const at::Tensor& values) {
   return decode(wire, encode(wire, values), values.numel());
 }
 

@@ -9,18 +9,18 @@
 
 namespace ddp {
 
-/// Elements that have a scale in common, with Wire::Int8.
+/// Elements that have a scale in common, with DiLoCoWire::Int8.
 constexpr int64_t kWireBlock = 256;
 
 /// Bytes of `elements` numbers on the wire.
-int64_t encoded_bytes(Wire wire, int64_t elements);
+int64_t encoded_bytes(DiLoCoWire wire, int64_t elements);
 
 /// \param values  1-D, float32, on the CPU.
 /// \return encoded_bytes() bytes, 1-D. The same on every rank and in every build for equal values.
-at::Tensor encode(Wire wire, const at::Tensor& values);
+at::Tensor encode(DiLoCoWire wire, const at::Tensor& values);
 
 /// Decodes `elements` values that encode() made. A value that was not finite is not finite here.
-at::Tensor decode(Wire wire, const at::Tensor& bytes, int64_t elements);
+at::Tensor decode(DiLoCoWire wire, const at::Tensor& bytes, int64_t elements);
 
 /// How the regions find the mean of a fragment.
 ///
@@ -29,7 +29,7 @@ at::Tensor decode(Wire wire, const at::Tensor& bytes, int64_t elements);
 /// with their number. All ranks decode the same bytes: the mean has the same bits everywhere.
 class Exchange {
  public:
-  Exchange(Wire wire, int64_t regions) : wire_(wire), regions_(regions) {}
+  Exchange(DiLoCoWire wire, int64_t regions) : wire_(wire), regions_(regions) {}
 
   /// Exchanges `values` (1-D, float32); returns their mean over the regions.
   ///
@@ -44,7 +44,7 @@ class Exchange {
   int64_t bytes_sent(int64_t elements) const;
 
   /// Encodes and decodes `values`: the same for any number of regions.
-  static at::Tensor as_sent(Wire wire, const at::Tensor& values);
+  static at::Tensor as_sent(DiLoCoWire wire, const at::Tensor& values);
 
  private:
   bool is_cut() const { return regions_ > 2; }
@@ -54,7 +54,7 @@ class Exchange {
   at::Tensor mean_of_rows(
       const at::Tensor& rows, int64_t elements, const std::vector<int64_t>& counted) const;
 
-  const Wire wire_;
+  const DiLoCoWire wire_;
   const int64_t regions_;
 };
 

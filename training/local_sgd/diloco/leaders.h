@@ -40,7 +40,7 @@ class Leaders {
 class FixedLeaders final : public Leaders {
  public:
   /// \param group  empty: there is one region.
-  FixedLeaders(Wire wire, ProcessGroup group) : wire_(wire), group_(std::move(group)) {}
+  FixedLeaders(DiLoCoWire wire, ProcessGroup group) : wire_(wire), group_(std::move(group)) {}
 
   std::shared_future<at::Tensor> exchange(Difference difference) override;
   void drop(const std::shared_future<at::Tensor>& mean) noexcept override;
@@ -50,7 +50,7 @@ class FixedLeaders final : public Leaders {
  private:
   int64_t count() const { return group_ ? group_->getSize() : 1; }
 
-  const Wire wire_;
+  const DiLoCoWire wire_;
   const ProcessGroup group_;
   int64_t round_ = 0;
   int64_t bytes_sent_ = 0;
