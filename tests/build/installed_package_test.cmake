@@ -71,7 +71,7 @@ endif()
 set(ENV{CMAKE_PREFIX_PATH} "${prefix}:${torch_prefix}")
 # As the newest C++; as the oldest in shared_package and from_sources. ddp::core alone is from_sources' matter. By the compiler of the build the
 # examples are built below.
-use_as_consumer(consumer "${other_compiler}" ${newest_standard} ${over_mpi} "-DALONE=training\\;parallel")
+use_as_consumer(consumer "${other_compiler}" ${newest_standard} ${over_mpi} -DALONE=training,parallel)
 if(configured MATCHES "ddp was built with LibTorch")
   message(FATAL_ERROR "expected the LibTorch that ddp was built with:\n${configured}")
 endif()
