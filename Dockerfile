@@ -23,6 +23,6 @@ ENV CMAKE_PREFIX_PATH=/opt/ddp/torch
 COPY . /opt/ddp/source
 RUN cmake -S /opt/ddp/source -B /tmp/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DDDP_USE_CCACHE=OFF \
     -DDDP_WITH_CUDA=${CUDA} -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF \
-  && cmake --build /tmp/build --target ddp ddprun ddp_bench \
+  && cmake --build /tmp/build \
   && cmake --install /tmp/build \
   && rm -rf /tmp/build

@@ -330,7 +330,10 @@ def main():
     page.text(read(results / "machine.txt"))
     for add in (add_collectives, add_parameters, add_ranks, add_setup, add_links):
         add(page, results)
-    growth_plan.add(page, results, plan)
+    if plan.is_file():
+        growth_plan.add(page, results, plan)
+    else:
+        print(f"growth.py: {plan} is not built, so the page has no predicted steps", file=sys.stderr)
     page.write("GROWTH.md")
 
 

@@ -170,7 +170,8 @@ class Consolidation {
             return read(saved->second);
           });
         });
-    replace_torch_file(path, filled, &lazy);
+    replace_torch_file(
+        path, [&] { return filled; }, &lazy);
   }
 
   // Python reads it as it is.

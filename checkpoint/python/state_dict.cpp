@@ -22,7 +22,7 @@ void check_known(const torch::optim::Optimizer& optimizer, const char* function)
 }  // namespace
 
 void save_state_dict(const torch::nn::Module& module, const std::string& file) {
-  replace_torch_file(file, copy_to_host(module_dict(module)));
+  replace_torch_file(file, [&] { return copy_to_host(module_dict(module)); });
 }
 
 void save_state_dict(
@@ -38,7 +38,7 @@ void load_state_dict(torch::nn::Module& module, const std::string& file, bool st
 
 void save_state_dict(torch::optim::Optimizer& optimizer, const std::string& file) {
   check_known(optimizer, "save_state_dict");
-  replace_torch_file(file, copy_to_host(optimizer_dict(optimizer)));
+  replace_torch_file(file, [&] { return copy_to_host(optimizer_dict(optimizer)); });
 }
 
 void load_state_dict(torch::optim::Optimizer& optimizer, const std::string& file) {

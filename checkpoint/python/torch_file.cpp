@@ -133,10 +133,10 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink, const Lazy
 }
 
 void replace_torch_file(
-    const std::string& path, const c10::IValue& value, const LazyTensors* lazy) {
+    const std::string& path, const std::function<c10::IValue()>& value, const LazyTensors* lazy) {
   replace_file(path, [&](OutputFile& file) {
     write_torch_file(
-        value, [&](const void* data, size_t size) { file.write(data, size); }, lazy);
+        value(), [&](const void* data, size_t size) { file.write(data, size); }, lazy);
   });
 }
 

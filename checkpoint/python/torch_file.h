@@ -54,9 +54,13 @@ class LazyTensors {
 void write_torch_file(
     const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy = nullptr);
 
-/// The same for a file that appears whole or not at all. \throws c10::Error  too, with the path.
+/// The same for a file that appears whole or not at all. Calls `value` once the file is open, so
+/// that a path where nothing can be written is found before a model is copied.
+///
+/// \throws c10::Error  too, with the path.
 void replace_torch_file(
-    const std::string& path, const c10::IValue& value, const LazyTensors* lazy = nullptr);
+    const std::string& path, const std::function<c10::IValue()>& value,
+    const LazyTensors* lazy = nullptr);
 
 /// Reads a file of write_torch_file, or of Python's `torch.save` for such values. Tensors are on
 /// the host, whatever device they were saved from.

@@ -66,7 +66,8 @@ void write_torch_tensors(const TensorSource& source, const std::string& path) {
                   : lazy.add(source.tensors[i].kind, [&source, i] { return source.read(i); }));
     dict.insert(source.tensors[i].name, placeholders.back());
   }
-  replace_torch_file(path, dict, &lazy);
+  replace_torch_file(
+      path, [&] { return c10::IValue(dict); }, &lazy);
 }
 
 }  // namespace ddp

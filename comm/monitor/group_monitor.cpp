@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -47,6 +48,8 @@ bool is_local(const std::exception_ptr& error) {
     return false;
   } catch (const c10::Error&) {
     return true;
+  } catch (const std::logic_error&) {
+    return true;  // a text that no rank of this version made
   } catch (const std::bad_alloc&) {
     return true;
   } catch (...) {

@@ -74,6 +74,20 @@ class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
   size_t parameter_;
 };
 
+/// On the node that made an output of forward.
+class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(Events events) : events_(std::move(events)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (auto* events = *events_) events->on_output();
+    return gradients;
+  }
+
+ private:
+  Events events_;
+};
+
 bool is_averaged(const torch::autograd::Node& accumulator) {
   const auto& hooks = accumulator.post_hooks();
   return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
@@ -137,10 +151,9 @@ AutogradHooks::~AutogradHooks() {
 void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    // A hook of the tensor comes before hooks of the program, which may throw.
-    output.register_hook([events = events_](const at::Tensor&) {
-      if (*events) (*events)->on_output();
-    });
+    // A hook of the tensor comes before hooks of the program, which may throw. On the node, because
+    // an output may be a parameter that is cast for the time of forward.
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<OutputHook>(events_));
   }
 }
 

@@ -84,6 +84,7 @@ class AutogradHooks {
   friend bool is_averaged(const torch::autograd::Node& accumulator);
   class BeforeGradientHook;
   class GradientHook;
+  class OutputHook;
 
   using Events = std::shared_ptr<AutogradEvents*>;
 

@@ -39,8 +39,7 @@ namespace ddp {
 ///      agreed on (StatusAgreement), and finalizes one bucket after another.
 ///   7. bucket.cpp: unpack() gives each parameter its part.
 ///   8. gradient_placement.cpp: put() makes `.grad` the average, to which averaged_gradients.cpp
-///   adds
-///      those of earlier passes.
+///      adds those of earlier passes.
 /// Large gradients pass (2), (4), (5) and (7) without a bucket's storage: see direct_gradient.cpp.
 class Reducer::Engine final : public AutogradEvents {
  public:

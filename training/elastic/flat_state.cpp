@@ -108,7 +108,7 @@ c10::IValue unpacked_state(const std::string& text) {
 
 c10::IValue copied(const c10::IValue& state) {
   return map_tensors(state, [](const at::Tensor& tensor) {
-    return at::empty(tensor.sizes(), tensor.scalar_type()).copy_(tensor);
+    return at::empty(tensor.sizes(), tensor.scalar_type()).copy_(tensor.detach());
   });
 }
 

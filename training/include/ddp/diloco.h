@@ -72,6 +72,8 @@ struct DiLoCoOptions {
   DiLoCoOptions& group(ProcessGroupOptions options) { return group_options(std::move(options)); }
   /// As group_options().
   const ProcessGroupOptions& group() const { return group_options_; }
+  /// As group_options().
+  ProcessGroupOptions& group() { return group_options_; }
   /// The ranks of this region. Default: none, a region is one rank
   TORCH_ARG(ProcessGroup, local) = {};
 };

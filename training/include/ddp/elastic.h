@@ -29,6 +29,8 @@ struct ElasticOptions {
   ElasticOptions& group(ProcessGroupOptions options) { return group_options(std::move(options)); }
   /// As group_options().
   const ProcessGroupOptions& group() const { return group_options_; }
+  /// As group_options().
+  ProcessGroupOptions& group() { return group_options_; }
   /// The job's coordinator, "HOST:PORT/TOKEN". Default: DDP_COORDINATOR, which `ddprun --elastic`
   /// sets; without it the world is fixed, and a failure ends the program
   TORCH_ARG(std::string, coordinator) = "";

@@ -33,16 +33,19 @@ constexpr int64_t kLargestPiece = int64_t{64} << 20;
 constexpr int kStateTag = 0x4449;
 
 std::string text_of_state(const OuterState& state) {
-  return elastic::packed_state(
-      c10::ivalue::Tuple::create(state.round, state.outer, state.momentum, state.parts));
+  // The parts, which are text already and may be gigabytes, are not pickled once more.
+  return packed(
+      {elastic::packed_state(c10::ivalue::Tuple::create(state.round, state.outer, state.momentum)),
+       state.parts});
 }
 
 OuterState state_of_text(const std::string& text) {
-  const auto state = elastic::unpacked_state(text);
+  auto texts = unpacked(text);
+  const auto state = elastic::unpacked_state(texts.at(0));
   const auto& fields = state.toTupleRef().elements();
   return {
       fields.at(0).toInt(), fields.at(1).toTensor(), fields.at(2).toTensor(),
-      fields.at(3).toStringRef()};
+      std::move(texts.at(1))};
 }
 
 std::string other_settings(const std::string& theirs, const std::string& others, int rank) {

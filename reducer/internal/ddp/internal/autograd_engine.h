@@ -33,9 +33,8 @@ bool set_backward_failed(BackwardFailed failed);
 /// Calls one of the two functions when the backward pass that the calling thread runs ends.
 ///
 /// \param done  called after all nodes; it may throw, and backward() then throws the same.
-/// \param failed  called when the pass has thrown, with what it threw; null where that is not
-/// known.
-///        It must not throw.
+/// \param failed  called when the pass has thrown, with what it threw, or null where that is not
+///        known. It must not throw.
 void at_backward_end(
     std::function<void()> done, std::function<void(const std::exception_ptr& cause)> failed);
 
