@@ -21,7 +21,7 @@ int main() {
   scaler.step(optimizer);
   scaler.update();
 
-  const auto folder = std::filesystem::current_path() / "training_alone";
+  const auto folder = std::filesystem::current_path() / "checkpoints";
   ddp::Checkpointer checkpointer(folder.string());
   checkpointer.add("model", model);
   checkpointer.save(1);
