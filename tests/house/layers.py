@@ -150,6 +150,8 @@ def ill_sized(root):
         own = name.removesuffix(".h") + ".cpp"
         of_name = users.get(name.split("/")[-1], set())
         others = {user for user in of_name if user.split("/")[-1] != own.split("/")[-1]}
-        lines += next((rooms[n].count("\n") for n in rooms if n.split("/")[-1] == own.split("/")[-1]), 0)
+        room = name.split("/")[0] + "/"
+        lines += next((text.count("\n") for n, text in rooms.items()
+                       if n.startswith(room) and n.split("/")[-1] == own.split("/")[-1]), 0)
         if lines < 60 and len(others) < 2:
             yield f"{name} has {lines} lines with its source, and {len(others)} user; 60, or a second user"

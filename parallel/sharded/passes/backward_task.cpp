@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
+#include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -23,23 +23,6 @@ namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kBeforeAll = -1;
-
-/// Tells the model that autograd ended a pass: autograd destroys its final callbacks after an
-/// exception without calling them.
-class EndWatch {
- public:
-  explicit EndWatch(std::shared_ptr<ShardedModel> model) : model_(std::move(model)) {}
-  ~EndWatch() {
-    if (model_) end(/*has_failed=*/true);
-  }
-  EndWatch(const EndWatch&) = delete;
-  EndWatch& operator=(const EndWatch&) = delete;
-
-  void end(bool has_failed) { std::exchange(model_, nullptr)->end_backward(has_failed); }
-
- private:
-  std::shared_ptr<ShardedModel> model_;
-};
 
 std::string reducing_text(const ShardedUnit& unit) {
   return "FullyShardedDataParallel was reducing " + unit.name();
@@ -57,10 +40,10 @@ BackwardTask::BackwardTask(ShardedModel& model)
 void BackwardTask::watch_end() {
   const auto id = torch::autograd::get_current_graph_task_id();
   if (!watched_.insert(id).second) return;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [watch = std::make_shared<EndWatch>(model_.shared_from_this())] {
-        watch->end(/*has_failed=*/false);
-      });
+  const auto model = model_.shared_from_this();
+  at_backward_end(
+      [model] { model->end_backward(/*has_failed=*/false); },
+      [model](const std::exception_ptr& /*cause*/) { model->end_backward(/*has_failed=*/true); });
   // Before a node that saved a parameter as a shard finds the memory of the whole, which is freed.
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
