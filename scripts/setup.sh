@@ -16,7 +16,8 @@ Installs what building ddp needs, and does nothing where it is there already:
   --cpu            the CPU variant even where a CUDA toolkit is
   --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
                    tests of the packages), Open MPI and MPICH (the backend over MPI; mpirun stays Open MPI's, which has
-                   the higher priority) and Doxygen (scripts/docs.sh)
+                   the higher priority), Doxygen (scripts/docs.sh), and SLURM with munge and iproute2 (a test starts
+                   them on hosts that are namespaces)
   --aarch64        also what scripts/aarch64.sh compiles with: clang, and the cross compiler with its headers
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
@@ -63,6 +64,17 @@ has_cmake_package() { # NAME PACKAGE
   fi
 }
 
+# SLURM, which tests start on made-up hosts. Its daemons are where only root looks.
+missing_slurm() {
+  local PATH=$PATH:/usr/sbin:/sbin
+  command -v slurmctld >/dev/null || echo slurmctld
+  command -v slurmd >/dev/null || echo slurmd
+  command -v srun >/dev/null || echo slurm-client
+  command -v munged >/dev/null || echo munge
+  command -v ip >/dev/null || echo iproute2
+  is_installed slurm-wlm-basic-plugins || ! command -v apt-get >/dev/null || echo slurm-wlm-basic-plugins
+}
+
 # Prints the packages that are missing, by looking for what each is needed for, so that a
 # compiler or a CMake from elsewhere counts.
 missing_packages() {
@@ -81,6 +93,7 @@ missing_packages() {
     command -v mpiexec.mpich >/dev/null || echo mpich
     command -v mpicxx.mpich >/dev/null || echo libmpich-dev
     command -v doxygen >/dev/null || echo doxygen
+    missing_slurm
   fi
   if [[ $dev == yes || $aarch64 == yes ]]; then
     command -v clang++ >/dev/null || echo clang
@@ -107,6 +120,9 @@ stop_at_hidden() { # PACKAGES...
       libopenmpi-dev) program=mpicxx.openmpi ;;
       mpich) program=mpiexec.mpich ;;
       libmpich-dev) program=mpicxx.mpich ;;
+      slurm-client) program=srun ;;
+      munge) program=munged ;;
+      iproute2) program=ip ;;
       g++-aarch64-linux-gnu) program=aarch64-linux-gnu-g++ ;;
     esac
     path=$(command -v "$program") || path=nowhere

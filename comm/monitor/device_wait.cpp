@@ -82,6 +82,11 @@ bool DeviceWorks::has_pending() {
   });
 }
 
+milliseconds idle_time(
+    Clock::time_point started, Clock::time_point last_end, Clock::time_point now) {
+  return std::chrono::duration_cast<milliseconds>(now - std::max(started, last_end));
+}
+
 const char* describe_end(const DeviceWorks::Entry& failed) {
   return result_of(failed) == Result::TIMEOUT ? "timed out" : "failed";
 }
@@ -167,7 +172,7 @@ bool GroupMonitor::look_at_device(Clock::time_point& last_end) noexcept {
       device_wait_.reset();
     }
     if (!state.oldest) return false;
-    if (Clock::now() - std::max(state.oldest->since, last_end) < kWaitSlice) {
+    if (idle_time(state.oldest->since, last_end, Clock::now()) < kWaitSlice) {
       device_wait_.reset();
       return true;
     }

@@ -61,6 +61,13 @@ class DeviceWorks {
   bool is_watched_ = false;
 };
 
+/// How long a device has had nothing else to do than the collective that the host started at
+/// `started`: since then, or since `last_end` of a collective of the job. A host that runs ahead of
+/// its device is not late.
+std::chrono::milliseconds idle_time(
+    DeviceWorks::Clock::time_point started, DeviceWorks::Clock::time_point last_end,
+    DeviceWorks::Clock::time_point now);
+
 /// "timed out" or "failed": how the backend ended a collective of State::failed.
 const char* describe_end(const DeviceWorks::Entry& failed);
 

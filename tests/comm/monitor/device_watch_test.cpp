@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "comm/monitor/abort_calls.h"
+#include "comm/monitor/device_wait.h"
 #include "support/error_of.h"
 #include "support/like_nccl.h"
 #include "support/ranks.h"
@@ -107,6 +108,16 @@ TEST_CASE(
       },
       kShortTimeout);
   CHECK_THAT(errors[0], ContainsText("all_reduce") && ContainsText("timed out after 1000 ms"));
+}
+
+TEST_CASE("a host that runs ahead of its device is not late", "[pure]") {
+  const Clock::time_point now = Clock::now();
+  const auto ago = [&](int s) { return now - seconds(s); };
+  CHECK(
+      idle_time(ago(9), Clock::time_point(), now) ==
+      seconds(9));                                      // nothing of the job has ended yet
+  CHECK(idle_time(ago(9), ago(2), now) == seconds(2));  // the device was busy with another
+  CHECK(idle_time(ago(2), ago(9), now) == seconds(2));
 }
 
 TEST_CASE("a process can wait for aborts that still run", "[pure]") {

@@ -1,0 +1,109 @@
+"""Ranks under a real SLURM, on two made-up hosts.
+
+usage: slurm_test.py BIN LAUNCH_FOLDER [CASE...]. Exit code 77: skipped, SLURM or namespaces are missing.
+"""
+
+import os
+import re
+import sys
+import time
+
+from made_up_hosts import in_namespaces_of_our_own, pids_of
+from slurm_cluster import PATIENCE, Slurm, wait_until
+
+BIN, FOLDER = map(os.path.abspath, sys.argv[1:3])
+PROBE, MNIST, MPI = f"{BIN}/world_probe", f"{BIN}/mnist", f"{BIN}/mpi_world"
+
+
+def expect(condition, what, output):
+    if not condition:
+        raise AssertionError(f"expected {what}, got\n{output}")
+
+
+def expect_world(size, output):
+    met = re.findall(rf"rank (\d+) of {size} sum {size * (size - 1) // 2} ", output)
+    expect(sorted(map(int, met)) == list(range(size)), f"{size} ranks that met", output)
+
+
+def srun_meets(slurm):
+    for arguments, size in ((["-n", "2"], 2), (["-N", "2", "-n", "4"], 4), (["-N", "2", "-n", "3"], 3),
+                            (["--mpi=pmi2", "-N", "2", "-n", "4"], 4)):
+        code, output = slurm.run("srun", *arguments, PROBE)
+        expect(code == 0, f"exit code 0 of srun {arguments}", output)
+        expect_world(size, output)
+
+
+def shipped_files_start_their_ranks(slurm):
+    for arguments, size in ((["--ntasks-per-node=2", "--cpus-per-task=1", f"{FOLDER}/slurm.sbatch", PROBE], 4),
+                            (["--cpus-per-task=4", f"{FOLDER}/slurm_ddprun.sbatch", PROBE], 8)):
+        job = slurm.submit(*arguments)
+        expect(job.end() == "COMPLETED", f"a completed job of {arguments}", job.text())
+        expect_world(size, job.text())
+
+
+def killed_rank_is_named(slurm):
+    step = slurm.start("srun", "--kill-on-bad-exit=0", "-N", "2", "-n", "4", MNIST, "--epochs", "60")
+    victim, = wait_until("rank 3 in training", lambda: [
+        pid for pid in pids_of(lambda arguments, environment: arguments[0] == MNIST
+                               and environment.get("SLURM_PROCID") == "3") if trains(pid)])
+    os.kill(victim, 9)
+    began = time.monotonic()
+    output = step.communicate(timeout=PATIENCE)[0]
+    for rank in range(3):
+        expect(re.search(rf"rank 3 of 4 .*has ended", output), "a text that names rank 3", output)
+    expect(step.returncode != 0, "an error", output)
+    print(f"  the step was over {time.monotonic() - began:.1f} s after the kill")
+
+
+def mpi_runs_over_pmix(slurm):
+    code, output = slurm.run("srun", "--mpi=pmix", "-N", "2", "-n", "4", MPI, "collectives")
+    expect(code == 0 and "ok collectives" in output, "'ok collectives'", output)
+
+
+def array_jobs_share_a_host(slurm):
+    """Two jobs of one array, which run at the same time, have two worlds with a port each."""
+    meet = slurm.folder / "meet.sh"
+    meet.write_text(f"""#!/bin/sh
+touch {slurm.folder}/started_$SLURM_JOB_ID
+until [ "$(ls {slurm.folder}/started_* | wc -l)" = 2 ]; do sleep 0.1; done
+exec {PROBE} shm
+""")
+    meet.chmod(0o755)
+    job = slurm.submit("--array=0-1", "--nodes=1", "--nodelist=node0", "--ntasks-per-node=2", "--cpus-per-task=1",
+                       f"{FOLDER}/slurm.sbatch", meet)
+    expect(job.end() == "COMPLETED", "completed jobs", job.text())
+    expect(job.text().count("rank 1 of 2 sum 1 ") == 2, "two worlds of 2", job.text())
+
+
+def cancelled_job_leaves_nothing(slurm):
+    job = slurm.submit("--ntasks-per-node=2", "--cpus-per-task=1", f"{FOLDER}/slurm.sbatch", MNIST, "--epochs", "6000")
+    job.wait_for("training on")
+    slurm.run("scancel", job.id)
+    began = time.monotonic()
+    wait_until("the ranks' end", lambda: not ranks_of(job))
+    print(f"  no rank was left {time.monotonic() - began:.1f} s after scancel")
+
+
+def ranks_of(job):
+    return pids_of(lambda arguments, environment: arguments[0] == MNIST and environment.get("SLURM_JOB_ID") == job.id)
+
+
+def trains(pid):
+    """Whether the process has its group: threads of Gloo or of the library run in it."""
+    return len(os.listdir(f"/proc/{pid}/task")) > 3
+
+
+CASES = [srun_meets, mpi_runs_over_pmix, shipped_files_start_their_ranks, array_jobs_share_a_host, killed_rank_is_named,
+         cancelled_job_leaves_nothing]
+
+if __name__ == "__main__":
+    in_namespaces_of_our_own()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PATH"] = f"{BIN}:{os.environ['PATH']}"
+    with Slurm() as slurm:
+        for case in CASES:
+            if len(sys.argv) > 3 and case.__name__ not in sys.argv[3:]:
+                continue
+            began = time.monotonic()
+            case(slurm)
+            print(f"{case.__name__}: {time.monotonic() - began:.1f} s", flush=True)
