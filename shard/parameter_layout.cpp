@@ -1,7 +1,6 @@
 #include <ddp/parameter_layout.h>
 
 #include <algorithm>
-#include <string>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>

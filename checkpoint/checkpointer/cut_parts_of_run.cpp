@@ -4,8 +4,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/internal/check.h>

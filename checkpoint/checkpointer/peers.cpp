@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/internal/text.h>
-
 namespace ddp {
 
 CheckpointPeers::CheckpointPeers(ProcessGroup group)

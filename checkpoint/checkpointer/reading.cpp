@@ -6,7 +6,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include <ddp/internal/checkpoint_part.h>
 #include <ddp/internal/random_state.h>
 #include "checkpointer/save_job.h"
 #include "files/crc32c.h"

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <exception>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>

@@ -1,7 +1,6 @@
 #include <ddp/consolidate_checkpoint.h>
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>

@@ -1,12 +1,9 @@
 #include "files/folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
-#include <random>
 #include <string_view>
 
 #include <ddp/internal/check.h>

@@ -6,12 +6,10 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
-#include <stdexcept>
 #include <string_view>
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/file_io.h>
 #include <ddp/internal/text.h>
 
 #include "files/crc32c.h"

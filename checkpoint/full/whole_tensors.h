@@ -1,7 +1,6 @@
 // Describes every tensor of a sharded model; each rank holds the whole description.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,10 +1,8 @@
 #include "parts/cut_parts.h"
 
 #include <algorithm>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

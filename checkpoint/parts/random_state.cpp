@@ -2,14 +2,12 @@
 
 #include <map>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/core/Generator.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
 

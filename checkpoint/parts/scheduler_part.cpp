@@ -1,7 +1,6 @@
 // LibTorch's schedulers have no save and no load, and their interfaces do not expose their
 // counters.
 #include <memory>
-#include <tuple>
 
 #include <ddp/internal/check.h>
 #include <torch/optim/schedulers/lr_scheduler.h>

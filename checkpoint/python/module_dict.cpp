@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

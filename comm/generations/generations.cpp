@@ -5,21 +5,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/system/host.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

@@ -23,7 +23,6 @@
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
 #include "rendezvous/rendezvous.h"
-#include "store/bounded_store.h"
 #include "store/startup_barrier.h"
 
 namespace ddp {

@@ -5,12 +5,10 @@
 #include <future>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
-#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/executor.h"

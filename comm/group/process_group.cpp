@@ -1,10 +1,8 @@
 #include <ddp/process_group.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <utility>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <vector>
 
 #include <ddp/internal/text.h>
 

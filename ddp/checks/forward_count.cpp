@@ -5,7 +5,6 @@
 #include <chrono>
 #include <exception>
 #include <future>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ddp/device_mesh.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/groups.h>

@@ -1,7 +1,6 @@
 #include "join/join_context.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include <ddp/internal/check.h>

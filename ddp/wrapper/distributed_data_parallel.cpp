@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <unordered_map>
-#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ddp/internal/carried_hook.h>

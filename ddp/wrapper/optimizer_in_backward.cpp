@@ -1,9 +1,6 @@
 #include "wrapper/optimizer_in_backward.h"
 
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
 
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/sample_weight.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "join/join_round.h"

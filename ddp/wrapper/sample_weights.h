@@ -4,9 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>

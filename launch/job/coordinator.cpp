@@ -11,7 +11,6 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>

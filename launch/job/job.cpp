@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <csignal>
-#include <utility>
 
 #include <ddp/internal/membership/line_channel.h>
 #include <ddp/internal/text.h>
 
-#include "launch/processes/signals.h"
 #include "launch/texts.h"
 
 namespace ddp::launch {

@@ -1,6 +1,5 @@
 #include "launch/processes/process_tree.h"
 
-#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <csignal>
@@ -8,7 +7,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <system_error>

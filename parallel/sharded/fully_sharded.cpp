@@ -1,11 +1,6 @@
 #include <ddp/fully_sharded.h>
 
 #include <algorithm>
-#include <optional>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

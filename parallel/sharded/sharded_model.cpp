@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -10,7 +9,6 @@
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
@@ -18,7 +16,6 @@
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/internal/text.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 

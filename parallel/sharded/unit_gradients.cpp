@@ -9,7 +9,6 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/parameter_memory.h>
 
 #include "sharded/block_pool.h"
 

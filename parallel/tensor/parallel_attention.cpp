@@ -8,7 +8,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/tensor_parallel_rng.h>
-#include <torch/nn/modules/activation.h>
 
 #include "tensor/cut.h"
 

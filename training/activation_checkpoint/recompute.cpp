@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 

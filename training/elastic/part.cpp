@@ -7,7 +7,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
-#include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
 
 #include "elastic/flat_state.h"

@@ -13,7 +13,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/membership/generations.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"

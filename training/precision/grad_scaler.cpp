@@ -4,7 +4,6 @@
 #include <cmath>
 #include <exception>
 #include <set>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <functional>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>

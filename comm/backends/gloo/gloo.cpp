@@ -24,7 +24,6 @@
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
 #include "backends/message_check.h"
-#include "backends/registry.h"
 #include "base/deadline.h"
 #include "calls/collective_call.h"
 #include "store/bounded_store.h"

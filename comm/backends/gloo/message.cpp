@@ -7,7 +7,6 @@
 #include <ddp/internal/hash.h>
 #include <ddp/internal/system/start_thread.h>
 
-#include "backends/message_check.h"
 #include "base/deadline.h"
 
 namespace ddp::backends {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 
 #include <ATen/ATen.h>
 #include <ddp/internal/capabilities.h>

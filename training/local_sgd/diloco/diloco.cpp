@@ -3,12 +3,8 @@
 #include <chrono>
 #include <cmath>
 #include <future>
-#include <memory>
 #include <numeric>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/aminmax.h>

@@ -3,9 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <fstream>
-#include <string>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
@@ -14,7 +12,6 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "../../registry.h"
 #include "../memory/gradient_arena.h"
 #include "backends/gloo/gloo.h"
 #include "backends/local_backend.h"

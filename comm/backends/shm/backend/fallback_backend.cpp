@@ -3,9 +3,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>

@@ -1,7 +1,6 @@
 #include "progress_engine.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <c10/util/Exception.h>
 #include <ddp/internal/check.h>

@@ -6,8 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#include <ddp/internal/system/start_thread.h>
-
 #include "progress_engine.h"
 
 namespace ddp::backends::shm {

@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/comm_hooks.h>
-#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/group_monitor.h>
