@@ -59,7 +59,7 @@ class Consolidation {
     }
     if (!has_file_) return;
     report_check(part_file(options_.part()));
-    check_file(folder_, *manifest_.find(part_file(options_.part())));
+    check_file(folder_, manifest_, part_file(options_.part()));
   }
 
   void write(const std::string& path) {

@@ -99,15 +99,6 @@ at::ScalarType dtype_named(const std::string& name) {
   return found->second;
 }
 
-void check_inside(const TensorBox& box, const std::vector<int64_t>& sizes) {
-  bool fits = box.offset.size() == sizes.size() && box.size.size() == sizes.size();
-  for (size_t d = 0; fits && d < sizes.size(); ++d) {
-    fits = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= sizes[d] &&
-           box.size[d] <= sizes[d] - box.offset[d];
-  }
-  if (!fits) throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
-}
-
 /// Checks that every element is in one box, as a load needs it.
 void check_whole(const IndexedTensor& tensor) {
   const auto numel = [](const std::vector<int64_t>& sizes) {
@@ -153,7 +144,9 @@ IndexedTensor read_tensor(JsonReader& json) {
     json.expect(',');
     box.box.size = json.numbers();
     json.expect(']');
-    check_inside(box.box, tensor.kind.sizes);
+    if (!is_within(box.box, tensor.kind.sizes)) {
+      throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
+    }
   });
   if (json.accept(',')) {
     json.key("other_names");

@@ -203,8 +203,7 @@ void load_full_state_dict(
       auto bytes = memory.view(at::kByte);
       broadcast(bytes, /*src=*/0, group);
       const auto all = memory.view(kind.sizes);
-      const std::vector<int64_t> front(kind.sizes.size(), 0);
-      for (const auto* part : parts[i]) part->view.copy_(box_view(all, front, part->box));
+      for (const auto* part : parts[i]) part->view.copy_(box_view(all, part->box));
     }
   });
 }

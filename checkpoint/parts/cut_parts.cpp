@@ -37,10 +37,7 @@ at::Tensor with_elements_of(
     const at::Tensor& whole, const ParameterLayout& layout, at::Tensor own) {
   const c10::NoGradGuard no_grad;
   const auto views = views_of_boxes(layout, own);
-  const std::vector<int64_t> origin(layout.sizes.size(), 0);
-  for (size_t i = 0; i < views.size(); ++i) {
-    views[i].copy_(box_view(whole, origin, layout.boxes[i]));
-  }
+  for (size_t i = 0; i < views.size(); ++i) views[i].copy_(box_view(whole, layout.boxes[i]));
   return own;
 }
 
@@ -140,10 +137,7 @@ c10::IValue with_names_of(
     }
     options.push_back(group);
   }
-  auto all = make_dict();
-  all.insert(kState, state);
-  all.insert(kGroups, options);
-  return all;
+  return make_dict({{kState, state}, {kGroups, options}});
 }
 
 /// Puts the parameters' state, which a file has by number, to the numbers that the program gives to

@@ -163,10 +163,7 @@ c10::IValue write_optimizer(optim::Optimizer& optimizer) {
     options.insert("params", indices);
     groups.push_back(options);
   }
-  auto dict = make_dict();
-  dict.insert("state", state);
-  dict.insert("param_groups", groups);
-  return dict;
+  return make_dict({{"state", state}, {"param_groups", groups}});
 }
 
 /// The parts of a saved dictionary.
@@ -258,8 +255,7 @@ PreparedLoad read_optimizer(
     }
   }
 
-  PreparedLoad load;
-  load.apply = [&optimizer, options = std::move(options), states = std::move(states)] {
+  return {[&optimizer, options = std::move(options), states = std::move(states)] {
     auto& own = optimizer.param_groups();
     for (size_t g = 0; g < own.size(); ++g) own[g].set_options(options[g]->clone());
     optimizer.state().clear();
@@ -267,8 +263,7 @@ PreparedLoad read_optimizer(
       optimizer.state()[parameter.unsafeGetTensorImpl()] = state->clone();
     }
     reset_step_counts(optimizer);
-  };
-  return load;
+  }};
 }
 
 }  // namespace

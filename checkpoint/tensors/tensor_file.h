@@ -25,8 +25,7 @@ class TensorFile {
  public:
   TensorFile() = default;
   virtual ~TensorFile() = default;
-  TensorFile(const TensorFile&) = delete;
-  TensorFile& operator=(const TensorFile&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TensorFile);
 
   /// In the file's order; each name once.
   virtual const std::vector<NamedKind>& tensors() const = 0;

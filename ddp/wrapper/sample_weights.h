@@ -76,8 +76,7 @@ class SampleWeights {
       Joinable& model, const SampleCounter& samples, ProcessGroup group,
       std::shared_ptr<GroupMonitor> monitor, Accumulates accumulates);
   ~SampleWeights();
-  SampleWeights(const SampleWeights&) = delete;
-  SampleWeights& operator=(const SampleWeights&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SampleWeights);
 
   /// Has backward passes through `outputs` of the model use these weights, passes inside of them as
   /// well.

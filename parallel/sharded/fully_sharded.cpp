@@ -105,8 +105,7 @@ class ArchiveDtypes {
   ~ArchiveDtypes() {
     for (auto& [tensor, before] : before_) tensor.set_data(before);
   }
-  ArchiveDtypes(const ArchiveDtypes&) = delete;
-  ArchiveDtypes& operator=(const ArchiveDtypes&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ArchiveDtypes);
 
   /// Converts the loaded tensors to their own dtypes.
   void finish() {

@@ -48,8 +48,7 @@ class AutogradHooks {
   /// \param parameters  they outlive this.
   AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events);
   ~AutogradHooks();
-  AutogradHooks(const AutogradHooks&) = delete;
-  AutogradHooks& operator=(const AutogradHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AutogradHooks);
 
   /// By parameter. A parameter holds its accumulator only weakly.
   const std::vector<NodePtr>& accumulators() const { return accumulators_; }

@@ -27,8 +27,7 @@ class CallContext {
    public:
     explicit Restored(const CallContext& context);
     ~Restored();
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Restored);
 
    private:
     std::vector<std::pair<at::Generator, at::Tensor>> generators_before_;
@@ -65,8 +64,7 @@ class CallBuffers {
     /// \throws c10::Error  a buffer that the call did not write was changed since.
     explicit Restored(const CallBuffers& call);
     ~Restored();
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Restored);
 
    private:
     struct Before {

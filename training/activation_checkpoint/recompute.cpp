@@ -163,8 +163,7 @@ class WithoutHooks {
       std::swap(torch::autograd::impl::hooks(parameter), hooks);
     }
   }
-  WithoutHooks(const WithoutHooks&) = delete;
-  WithoutHooks& operator=(const WithoutHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(WithoutHooks);
 
  private:
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;

@@ -30,8 +30,7 @@ struct LoadContext {
 class CheckpointPart {
  public:
   CheckpointPart() = default;
-  CheckpointPart(const CheckpointPart&) = delete;
-  CheckpointPart& operator=(const CheckpointPart&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CheckpointPart);
   virtual ~CheckpointPart() = default;
 
   /// The module, or the optimizer, whose state it is; null for another part.

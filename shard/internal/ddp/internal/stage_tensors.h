@@ -23,8 +23,7 @@ class StageTensors {
  public:
   StageTensors() = default;
   ~StageTensors();
-  StageTensors(const StageTensors&) = delete;
-  StageTensors& operator=(const StageTensors&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(StageTensors);
 
   /// A tensor that has a place keeps it.
   void add(const at::Tensor& tensor, const StagePlace& place);
