@@ -123,7 +123,6 @@ double length_of(const Pass& pass) {
   return pass.forward + pass.backward + pass.forward_sums + pass.backward_sums;
 }
 
-/// Returns the passes by stage.
 std::vector<Pass> passes_of(
     const Model& model, const Cluster& cluster, const Layout& layout, double rows) {
   std::vector<Pass> passes;

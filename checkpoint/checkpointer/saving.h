@@ -21,7 +21,6 @@ class Saving {
   Saving(const Saving&) = delete;
   Saving& operator=(const Saving&) = delete;
 
-  /// Checkpointer::save().
   void save(int64_t step);
   /// Whether maybe_save() saves this step, the same on every rank.
   ///
@@ -35,7 +34,6 @@ class Saving {
   /// Collective: yes, over them.
   void restart();
 
-  /// The run continues from the checkpoint of `step`.
   void continue_from(int64_t step);
   /// Sets the steps of damaged checkpoints, which the next save removes and which do not count as
   /// newer ones.

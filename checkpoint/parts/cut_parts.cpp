@@ -185,7 +185,6 @@ Layouts layouts_of_optimizer(
   return layouts;
 }
 
-/// Cuts the state of a whole model.
 c10::IValue cut_whole(
     const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
   DDP_CHECK_VALUE(

@@ -63,7 +63,6 @@ std::optional<int64_t> byte_count(const TensorKind& kind) {
   return bytes;
 }
 
-/// Reads the JSON of a header.
 class HeaderReader {
  public:
   HeaderReader(std::string_view json, uint64_t data_bytes, const std::string& path)

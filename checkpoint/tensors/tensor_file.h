@@ -17,7 +17,6 @@ struct NamedKind {
   TensorKind kind;
 };
 
-/// The box of all elements.
 TensorBox whole_box(const std::vector<int64_t>& sizes);
 
 /// A file with tensors by name, whose elements are read when they are asked for.

@@ -16,7 +16,6 @@
 namespace ddp {
 namespace {
 
-/// The optimizer as a sharded one; null for others.
 ZeroRedundancyOptimizerBase* as_sharded(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
 }

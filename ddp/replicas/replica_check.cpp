@@ -89,7 +89,6 @@ Values serialized_values(const std::function<void(torch::serialize::OutputArchiv
   return values;
 }
 
-/// Collects the values of a state.
 struct ValueCollector {
   Values values;
 
@@ -202,7 +201,6 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   return distance;
 }
 
-// The distance of each rank's tensor from rank 0's.
 std::vector<Distance> distances(
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
   const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
@@ -243,7 +241,6 @@ std::vector<Description> forms_of(std::vector<Description> by_rank) {
   return by_rank;
 }
 
-// The ranks whose item `i` differs from rank 0's.
 std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, size_t i) {
   std::vector<size_t> ranks;
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {

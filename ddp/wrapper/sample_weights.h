@@ -32,7 +32,6 @@ class SampleCounter {
   void add_forward(
       double samples, const std::vector<at::Tensor>& outputs, bool complete, bool counts);
 
-  /// Counts `samples` samples at once.
   void add(double samples);
 
   /// Counts all forward passes that the backward pass of the calling thread goes through.

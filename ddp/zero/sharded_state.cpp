@@ -27,7 +27,6 @@ struct StateParts {
   int64_t* step = nullptr;           // null where the class counts no steps
 };
 
-/// Collects the parts of a state.
 struct PartCollector {
   StateParts parts;
 
@@ -53,7 +52,6 @@ constexpr int64_t kHasState = 0;
 constexpr int64_t kStep = 1;
 constexpr int64_t kTensors = 2;
 
-/// The numbers of the parameters in the optimizer's groups.
 std::unordered_map<const void*, int64_t> numbers_in(const ShardedOptimizer::Groups& groups) {
   std::unordered_map<const void*, int64_t> numbers;
   for (const auto& group : groups) {

@@ -140,7 +140,6 @@ class EarlierGradients {
     }
   }
 
-  /// Adds them to the step's.
   void add() const {
     const c10::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters_.size(); ++i) {

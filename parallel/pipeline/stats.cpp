@@ -35,7 +35,6 @@ bool read_pipeline_step(std::istream& in, PipelineStepStats& step) {
   return static_cast<bool>(in);
 }
 
-/// The times of all ranks in one step.
 struct WholeStep {
   int ranks = 0;
   double busy_ms = 0;

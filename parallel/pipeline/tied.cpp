@@ -17,7 +17,6 @@
 namespace ddp {
 namespace {
 
-/// A rank's description of a tied parameter.
 struct TiedText {
   std::string group;  // its name, which all its ranks know it by
   int64_t ranks = 0;  // of the group

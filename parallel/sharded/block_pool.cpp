@@ -22,7 +22,6 @@ struct Block {
   size_t bytes;
 };
 
-/// Blocks that are freed and not unmapped.
 struct FreeBlocks {
   std::mutex mutex;
   std::vector<Block> blocks;

@@ -87,7 +87,6 @@ class AutogradHooks {
 
   using Events = std::shared_ptr<AutogradEvents*>;
 
-  /// The hooks on one accumulator.
   struct Hooked {
     uintptr_t after;                                 // the key of the GradientHook
     const torch::autograd::FunctionPreHook* before;  // which the accumulator owns

@@ -79,7 +79,6 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
   }
 }
 
-// One number, in a printf() format.
 std::string format(const char* form, double value) {
   char text[100];
   std::snprintf(text, sizeof text, form, value);

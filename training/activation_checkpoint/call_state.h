@@ -22,7 +22,6 @@ class CallContext {
   /// \param devices  devices with generators of their own, in addition to the CPU.
   CallContext(const std::vector<c10::Device>& devices, bool with_random_numbers);
 
-  /// Restores the state for its scope.
   class Restored {
    public:
     explicit Restored(const CallContext& context);
@@ -53,7 +52,6 @@ class CallBuffers {
   /// After the call: forgets the values of buffers that it did not write.
   void end_call();
 
-  /// Whether the tensor is among the statistics.
   bool has_statistics(const at::Tensor& tensor) const;
   const std::vector<at::Tensor>& statistics() const { return statistics_; }
 

@@ -229,7 +229,6 @@ void check_statistics_are_named(const std::vector<at::Tensor>& statistics) {
   for (const auto* call : open_calls) check_are_named(statistics, *call);
 }
 
-/// Represents the call in the graph.
 class Recomputation::Node : public torch::autograd::Node {
  public:
   Node(RepeatableCall call, int64_t number)
@@ -396,7 +395,6 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-/// The guards of the call.
 struct Recomputation::Scopes {
   Scopes() : number(repeated_call() == 0 ? new_repeated_call() : repeated_call()) {}
   ~Scopes() {

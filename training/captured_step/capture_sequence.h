@@ -9,7 +9,6 @@
 
 namespace ddp {
 
-/// A device that captures work into a graph.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;

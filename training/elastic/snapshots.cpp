@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kSentAtOnce = int64_t{16} << 20;
 constexpr int kShardTag = 0x5348;
 
-/// This rank's shards of all parts that are cut.
 std::string own_shards(std::vector<Part>& parts) {
   std::vector<std::string> shards;
   for (auto& part : parts) {

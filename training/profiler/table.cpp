@@ -12,7 +12,6 @@ constexpr size_t kColumnWidth = 12;
 constexpr size_t kMaxNameWidth = 55;
 constexpr size_t kMaxShapesWidth = 80;
 
-// Prints one number with printf().
 std::string format_number(const char* form, double value) {
   char text[400];  // the largest double has 309 digits
   std::snprintf(text, sizeof text, form, value);

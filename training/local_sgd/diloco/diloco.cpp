@@ -127,7 +127,6 @@ bool is_finite(const at::Tensor& values) {
   return std::isfinite(least.item<float>()) && std::isfinite(largest.item<float>());
 }
 
-/// A mean that is known already.
 std::shared_future<at::Tensor> ready(at::Tensor mean) {
   std::promise<at::Tensor> promise;
   promise.set_value(std::move(mean));
@@ -202,7 +201,6 @@ class DiLoCo::Impl {
     return step;
   }
 
-  /// Called after `steps` inner steps.
   void after_step(int64_t steps) {
     DDP_CHECK(
         !joins_,

@@ -425,7 +425,6 @@ void ElasticLeaders::choose_piece() {
   if (sent_ > 0 && took > 4 * kTick) piece_ = std::max(piece_ / 2, kFirstPiece);
 }
 
-/// The state is here.
 void ElasticLeaders::join() {
   joining_->state = state_of_text(std::exchange(on_its_way_, {}));
   join_took_ =
@@ -434,7 +433,6 @@ void ElasticLeaders::join() {
   joined_.set_value(*std::exchange(joining_, std::nullopt));
 }
 
-/// Drops a state that was to be sent, or has come in part.
 void ElasticLeaders::drop_state() {
   on_its_way_ = {};
   sent_ = 0;

@@ -17,7 +17,6 @@ class ShardReader;
 
 namespace ddp::detail {
 
-/// How a state is to be loaded.
 struct LoadContext {
   bool strict = true;
   std::string subject;            // the file; the texts of errors begin with it

@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// Get and set the state of a generator.
 at::Tensor generator_state(at::Generator generator);
 void set_generator_state(at::Generator generator, const at::Tensor& state);
 

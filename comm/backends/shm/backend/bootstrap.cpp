@@ -23,7 +23,6 @@
 namespace ddp::backends::shm {
 namespace {
 
-/// The entries of all ranks in one round.
 struct Round {
   std::string name;
   std::vector<std::string> entries;  // by rank
@@ -86,7 +85,6 @@ Round share(
   return round;
 }
 
-/// The assignment of ranks to hosts.
 struct Hosts {
   std::vector<int> locals;   // the ranks of this rank's host; the first one is the leader
   std::vector<int> leaders;  // of all hosts
@@ -132,7 +130,6 @@ std::vector<ArenaLocation> parse_locations(const Round& round) {
   return locations;
 }
 
-/// The names of the hosts of the group's ranks.
 std::vector<std::string> hosts_of(const Setup& setup, const HostMemory& memory) {
   std::vector<std::string> names;
   for (const auto rank : setup.global_ranks) names.push_back(memory.hosts()[rank]);

@@ -39,7 +39,6 @@ class QueuedWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Ends `work` with Gloo's.
 void end_with(const c10::intrusive_ptr<QueuedWork>& work, const GlooCarrier::WorkPtr& of_gloo) {
   if (!of_gloo) return work->end(nullptr);
   of_gloo->getFuture()->addCallback([work](c10::ivalue::Future& done) {

@@ -18,7 +18,6 @@ namespace ddp::backends::shm {
 
 namespace {
 
-/// Whether all tensors are plain, and of one dtype.
 bool are_plain(const Collective& c) {
   const auto fits = [dtype = c.first().scalar_type()](const at::Tensor& t) {
     return !t.defined() || (is_plain(t) && t.scalar_type() == dtype);

@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// Where a tensor is in a pipeline.
 struct StagePlace {
   int64_t stage = 0;       // of a tied tensor: the first that has it
   ProcessGroup ranks;      // of the pipeline
