@@ -8,11 +8,7 @@
 #include "files/folder.h"
 
 namespace ddp {
-namespace {
-
 constexpr size_t kMostOpenFiles = 256;
-
-}  // namespace
 ShardReader::ShardReader(const std::string& part, const Manifest& manifest, std::string folder)
     : manifest_(manifest), index_(manifest.index.at(part)), folder_(std::move(folder)) {}
 

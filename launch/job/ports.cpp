@@ -9,11 +9,7 @@
 #include <sys/socket.h>
 
 namespace ddp::launch {
-namespace {
-
 constexpr int kBacklog = 128;
-
-}  // namespace
 
 Fd listen_on(int port) {
   Fd fd = bind_to_port(port);

@@ -12,11 +12,7 @@
 #include "tensor/cut.h"
 
 namespace ddp {
-namespace {
-
 constexpr const char* kAttention = "ParallelMultiheadAttention";
-
-}  // namespace
 
 ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(
     const ParallelMultiheadAttentionOptions& given)
