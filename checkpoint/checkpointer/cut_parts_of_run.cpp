@@ -69,8 +69,8 @@ void check_optimizers(const CheckpointedRun& run) {
     DDP_CHECK_VALUE(
         optimizer == nullptr || !any_parameter(*optimizer, is_cut_here),
         "Checkpointer: expected \"", named.name,
-        "\", whose parameters are cut over the ranks, to be added as their model is, got add() "
-        "for it and add_per_rank() for the model. Add both by add().");
+        "\", whose parameters are cut over the ranks, to be added as their model is, got add() for "
+        "it and add_per_rank() for the model. Add both by add().");
   }
 }
 
@@ -147,9 +147,8 @@ void divide(CheckpointedRun& run, const std::map<std::string, bool>& cut) {
     if (!run.sharded.contains(named.name)) {
       DDP_CHECK_VALUE(
           named.part->has_named_state(),
-          "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
-          "RMSprop and Adagrad for parameters that are cut over the ranks, got another optimizer "
-          "for \"",
+          "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, RMSprop and Adagrad for "
+          "parameters that are cut over the ranks, got another optimizer for \"",
           named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
       const auto part =
           std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });

@@ -53,9 +53,8 @@ void check_can_be_written(const ShardedTensor& shard, const std::string& subject
                             local.storage().allocator() != nullptr;
   DDP_CHECK_VALUE(
       !is_temporary, subject,
-      ": expected tensors that a load can write into, got a temporary one "
-      "for ",
-      shard.name, ". Return the model's tensor, or a view of it.");
+      ": expected tensors that a load can write into, got a temporary one for ", shard.name,
+      ". Return the model's tensor, or a view of it.");
   DDP_CHECK_VALUE(
       at::has_internal_overlap(local) != at::MemOverlap::Yes && !local.is_inference(), subject,
       ": expected tensors that a load can write into, got an expanded or an inference tensor for ",

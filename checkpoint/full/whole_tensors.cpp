@@ -30,9 +30,8 @@ void check_same_names(
     }
     DDP_CHECK_VALUE(
         text.empty(), function,
-        ": expected every rank to have the same parameters and buffers, but "
-        "rank ",
-        rank, " of ", whole.size(), " ", text, ". Build the same model on every rank.");
+        ": expected every rank to have the same parameters and buffers, but rank ", rank, " of ",
+        whole.size(), " ", text, ". Build the same model on every rank.");
   }
 }
 

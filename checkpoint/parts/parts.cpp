@@ -69,8 +69,8 @@ class ShardedOptimizerPart : public CheckpointPart {
     const auto whole = std::move(consolidated_);
     DDP_CHECK(
         whole,
-        "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank "
-        "loads its share, got it in add_per_rank(). Call add().");
+        "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank loads its "
+        "share, got it in add_per_rank(). Call add().");
     return optimizer_dict(*whole);
   }
 

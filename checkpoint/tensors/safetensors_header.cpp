@@ -288,8 +288,8 @@ std::vector<std::pair<std::string, std::string>> read_safetensors_index(
   }
   DDP_CHECK(
       has_map, path,
-      ": expected \"weight_map\" in an index of files of safetensors, got none. "
-      "Check whether it is the right file.");
+      ": expected \"weight_map\" in an index of files of safetensors, got none. Check whether it "
+      "is the right file.");
   return files;
 }
 

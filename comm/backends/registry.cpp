@@ -146,8 +146,7 @@ void register_backend(const std::string& name, const BackendDescription& descrip
   DDP_CHECK_VALUE(
       is_backend_name(name),
       "register_backend: expected lower-case letters, digits and _ in the name, a letter first, "
-      "got "
-      "\"",
+      "got \"",
       name, "\". Choose another.");
   DDP_CHECK_VALUE(
       !description.devices().empty(), "register_backend: expected devices(), got none for \"", name,

@@ -84,11 +84,10 @@ class MirrorBackend : public backends::LocalBackend {
   }
   [[noreturn]] static void refuse(const char* call) {
     throw readable_error<c10::Error>(
-        DDP_HERE,
-        ddp::str(
-            call,
-            ": expected a group of ranks that train, got a process that waits to join them. "
-            "Call it inside of Elastic::loop(), or in Elastic::on_change()."));
+        DDP_HERE, ddp::str(
+                      call,
+                      ": expected a group of ranks that train, got a process that waits to join "
+                      "them. Call it inside of Elastic::loop(), or in Elastic::on_change()."));
   }
 };
 

@@ -125,8 +125,8 @@ ProcessGroup default_group() {
   auto group = with_default([](const ProcessGroup& slot) { return slot; });
   DDP_CHECK(
       group,
-      "process group: expected a default group, got none. Call "
-      "ddp::init_process_group() first, or pass a group.");
+      "process group: expected a default group, got none. Call ddp::init_process_group() first, or "
+      "pass a group.");
   return group;
 }
 
@@ -136,8 +136,8 @@ ProcessGroup GroupArg::get() const {
   if (!given_) return default_group();
   DDP_CHECK(
       group_,
-      "process group: expected a group this process is a member of, got an empty one. "
-      "new_group() gives it to ranks that are not in the group: let those skip the call.");
+      "process group: expected a group this process is a member of, got an empty one. new_group() "
+      "gives it to ranks that are not in the group: let those skip the call.");
   return group_;
 }
 

@@ -116,10 +116,9 @@ bool is_message_place(const std::string& where) {
 
 std::string advice_for_message(const std::string& where, const std::string& others) {
   const bool both_send = begins_with(where, kSend) && others.find(kSend) != std::string::npos;
-  return both_send
-             ? ". A send ends once it is received: receive first on one of them, or start the "
-               "sends with send_async or batch_isend_irecv"
-             : "";
+  return both_send ? ". A send ends once it is received: receive first on one of them, or start "
+                     "the sends with send_async or batch_isend_irecv"
+                   : "";
 }
 
 }  // namespace ddp

@@ -107,8 +107,7 @@ std::optional<c10::Device> checked_input_device(
   if (device_ids.empty()) return {};
   DDP_CHECK_VALUE(
       device_ids.size() == 1,
-      "DistributedDataParallelOptions: expected at most one device in "
-      "device_ids, got ",
+      "DistributedDataParallelOptions: expected at most one device in device_ids, got ",
       device_ids.size(), ". Run one rank per device.");
   for (const auto& p : parameters) {
     DDP_CHECK_VALUE(

@@ -21,8 +21,7 @@ constexpr const char* kExpectedEqual =
     "check_replicas: expected the same values on every rank, but ";
 constexpr const char* kExpectedEqualFirst =
     "DistributedDataParallel: expected the ranks' models to be equal in the first averaged "
-    "backward "
-    "pass, but ";
+    "backward pass, but ";
 constexpr const char* kRule =
     ". What changes parameters, buffers, learning rates or the optimizer's state has to do so on "
     "every rank alike.";

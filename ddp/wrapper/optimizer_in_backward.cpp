@@ -75,8 +75,7 @@ void OptimizerInBackward::warn_of_second_step() {
   TORCH_WARN_ONCE(
       "step_in_backward: expected parameters to stay as they were stepped until the next backward "
       "pass, got others, twice in succession. Leave out optimizer->step(): backward has done it, "
-      "and "
-      "a second call steps twice.");
+      "and a second call steps twice.");
 }
 
 }  // namespace ddp

@@ -52,8 +52,8 @@ void check_parameters(
           found == known.end() || !found->second->expect_sparse,
           "ZeroRedundancyOptimizer: expected parameters with dense gradients, got \"",
           found->second->name,
-          "\", whose are sparse. Make the Embedding with sparse(false), or "
-          "step it with an optimizer of its own.");
+          "\", whose are sparse. Make the Embedding with sparse(false), or step it with an "
+          "optimizer of its own.");
     }
   }
 }
@@ -372,8 +372,8 @@ std::vector<ShardedGradients> ZeroRedundancyOptimizerBase::gradient_sets() const
     const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
     DDP_CHECK_VALUE(
         !layout.stage,
-        "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer "
-        "of a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
+        "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer of "
+        "a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
         "clip_grad_norm_(module, max_norm, mesh).");
     std::vector<ProcessGroup> groups;
     for (const auto& group : layout.sharded_over) {

@@ -61,11 +61,10 @@ std::string fault_of_first_line(const std::string& script) {
   const bool ends_as_on_windows = line.back() == '\r';
   if (ends_as_on_windows) line.pop_back();
   return ". It is there, and its first line asks for an interpreter that is not: '" + line + "'" +
-         (ends_as_on_windows
-              ? ", which ends with a carriage return. Save it with line ends of Unix "
-                "(sed -i 's/\\r$//' " +
-                    script + ")"
-              : "");
+         (ends_as_on_windows ? ", which ends with a carriage return. Save it with line ends of "
+                               "Unix (sed -i 's/\\r$//' " +
+                                   script + ")"
+                             : "");
 }
 
 }  // namespace

@@ -58,9 +58,7 @@ void check_setup(const PipelineSetup& setup, int index, int ranks) {
       where, ", which would add up what was added up before. Leave reduce_each out.");
   DDP_CHECK_VALUE(
       setup.loss || index + 1 < ranks,
-      "PipelineStage: expected a loss function on the last stage, "
-      "got none ",
-      where, ".");
+      "PipelineStage: expected a loss function on the last stage, got none ", where, ".");
 }
 
 /// The settings that all ranks must have alike, a line each.

@@ -354,8 +354,8 @@ void ShardedModel::forward_failed(const ShardedUnit& unit) {
       error.add_context(ddp::str(
           "FullyShardedDataParallel ran forward of ", unit.name(), " ",
           on_rank_text(*gather_group_),
-          ". Parameters of other units are this rank's shards there: use each in forward of "
-          "its unit."));
+          ". Parameters of other units are this rank's shards there: use each in forward of its "
+          "unit."));
     }
   } catch (...) {
   }

@@ -79,9 +79,8 @@ void check_supports_scaler(torch::optim::Optimizer& optimizer) {
   DDP_CHECK_VALUE(
       !sharded || !sharded->is_in_join(),
       "GradScaler: expected every rank to unscale, got a ZeroRedundancyOptimizer in a join(), "
-      "where "
-      "ranks without input step their parts as they are. Scale outside of join(), or give every "
-      "rank as much input.");
+      "where ranks without input step their parts as they are. Scale outside of join(), or give "
+      "every rank as much input.");
 }
 
 GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer, bool allow_half) {

@@ -69,8 +69,8 @@ void Profiler::check_thread(const char* call) const {
       " from the loop, got it within on_trace_ready. Step and stop the profiler outside.");
   DDP_CHECK(
       thread_ == std::this_thread::get_id(), "Profiler: expected ", call,
-      " on the thread that started it, got it on another. LibTorch records by thread: "
-      "make a profiler on the thread that trains.");
+      " on the thread that started it, got it on another. LibTorch records by thread: make a "
+      "profiler on the thread that trains.");
 }
 
 void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
