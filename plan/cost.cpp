@@ -163,9 +163,7 @@ double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, doub
   PipelineCosts costs;
   costs.forward = longest.forward + longest.forward_sums;
   costs.backward = longest.backward + longest.backward_sums;
-  for (const auto& stage : stages) {
-    costs.weights.push_back(length_of(stage) / length_of(longest));
-  }
+  for (const auto& stage : stages) costs.weights.push_back(length_of(stage) / length_of(longest));
   costs.message = message;
   return simulate(shape, steps, costs).time;
 }

@@ -120,9 +120,7 @@ void Saving::discard(const std::string& hidden) const {
 // Gathers parts that are divided among ranks. A failed connection fails on all of them.
 void Saving::gather_parts() const {
   for (const auto& named : run_.parts) {
-    if (!named.is_per_rank) {
-      named.part->gather(run_.group, detail::CheckpointPart::States::OfFirst);
-    }
+    if (!named.is_per_rank) named.part->gather(run_.group, detail::CheckpointPart::States::OfFirst);
   }
 }
 

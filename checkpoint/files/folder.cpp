@@ -134,9 +134,7 @@ void CheckpointFolder::remove_old(
 }
 
 Manifest read_manifest(const std::string& folder, int64_t step) {
-  if (kind_of_path(folder) != PathKind::Folder) {
-    throw DamagedCheckpoint(folder + " is no folder");
-  }
+  if (kind_of_path(folder) != PathKind::Folder) throw DamagedCheckpoint(folder + " is no folder");
   const auto path = ddp::str(folder, "/", kManifestName);
   if (kind_of_path(path) != PathKind::File) {
     throw DamagedCheckpoint(ddp::str(folder, " has no ", kManifestName));

@@ -34,9 +34,7 @@ std::string load_text(const std::vector<NamedKind>& tensors) {
 std::vector<NamedKind> tensors_in_load_text(const std::string& text) {
   std::vector<NamedKind> tensors;
   auto layouts = layouts_from(text);
-  for (auto& layout : layouts[""]) {
-    tensors.push_back({layout.name, std::move(layout.kind)});
-  }
+  for (auto& layout : layouts[""]) tensors.push_back({layout.name, std::move(layout.kind)});
   return tensors;
 }
 

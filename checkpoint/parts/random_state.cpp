@@ -96,9 +96,7 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
   if (const auto* gpus = find_in(saved, accelerator_name())) {
     for (const auto& entry : gpus->toGenericDict()) {
       const auto gpu = entry.key().toInt();
-      if (gpu < count_gpus()) {
-        states.emplace_back(gpu_generator(gpu), entry.value().toTensor());
-      }
+      if (gpu < count_gpus()) states.emplace_back(gpu_generator(gpu), entry.value().toTensor());
     }
   }
   std::map<std::string, at::Tensor> streams;

@@ -128,9 +128,7 @@ void CollectiveHandle::finish_once() {
     finished_on_device_.emplace(outputs.front().device().type());
     finished_on_device_->record(current_stream_of(outputs.front().device()));
   });
-  if (finished_on_device_) {
-    finished_on_device_->block(current_stream_of(outputs.front().device()));
-  }
+  if (finished_on_device_) finished_on_device_->block(current_stream_of(outputs.front().device()));
 }
 
 WorkPtr handle_of(StartedCall call) {

@@ -132,9 +132,7 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
   constexpr double kEpsilon = 1e-6;  // as in torch
   const double scale = max_norm / (norm + kEpsilon);
   if (scale >= 1) return;
-  for (const auto& set : sets) {
-    scale_all(set.gradients, scale);
-  }
+  for (const auto& set : sets) scale_all(set.gradients, scale);
 }
 
 double clip_sets(

@@ -252,9 +252,7 @@ std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
     copy = state_->wrapped().clone(device);
     carry_hooks(state_->wrapped(), *copy);
     // During a pass, clone() copies the casts.
-    if (state_->precision().replaces_parameters()) {
-      copy_values(state_->wrapped(), *copy, value_of);
-    }
+    if (state_->precision().replaces_parameters()) copy_values(state_->wrapped(), *copy, value_of);
   });
   return copy;
 }

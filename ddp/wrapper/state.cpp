@@ -161,9 +161,7 @@ void State::failed(const std::string& why) {
 
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
-  if (!owner_.join_context()) {
-    replica_check_.start([this] { return all_parameters(); }, *group());
-  }
+  if (!owner_.join_context()) replica_check_.start([this] { return all_parameters(); }, *group());
   buffers_->start(source, *group());
 }
 

@@ -184,9 +184,7 @@ class ZeroRedundancyOptimizerBase::Impl {
     auto optimizer = std::make_unique<ShardedOptimizer>(
         std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
     auto& chunks = optimizer->chunks();
-    for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) {
-      chunks[c].shard = &(*shards)[c];
-    }
+    for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) chunks[c].shard = &(*shards)[c];
     return optimizer;
   }
 

@@ -49,9 +49,7 @@ class UnitWalk {
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (item.value().defined()) outside.emplace_back(prefix + item.key(), item.value());
     }
-    for (const auto& child : module.named_children()) {
-      visit(*child.value(), prefix + child.key());
-    }
+    for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key());
   }
   void check_single(
       bool is_single, const std::string& name, const std::string& one,

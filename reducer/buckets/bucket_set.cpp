@@ -40,9 +40,7 @@ BucketSet::BucketSet(
   spans_devices_ = std::any_of(parameters_.begin(), parameters_.end(), [&](const auto& p) {
     return p.tensor.device() != device;
   });
-  if (group_->getSize() > 1 && !as_views_) {
-    memory_ = gradient_memory_of(*group_, device);
-  }
+  if (group_->getSize() > 1 && !as_views_) memory_ = gradient_memory_of(*group_, device);
 }
 
 void BucketSet::build(std::vector<std::vector<size_t>> plan) {

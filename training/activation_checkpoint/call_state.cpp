@@ -80,9 +80,7 @@ CallContext::Restored::Restored(const CallContext& context) {
 }
 
 CallContext::Restored::~Restored() {
-  for (const auto& [generator, state] : generators_before_) {
-    set_generator_state(generator, state);
-  }
+  for (const auto& [generator, state] : generators_before_) set_generator_state(generator, state);
 }
 
 CallBuffers::CallBuffers(

@@ -148,9 +148,7 @@ void add_columns(
 
 std::vector<std::string> row_of(const Entry& entry, const Columns& columns, const Sums& sums) {
   auto name = entry.name;
-  if (width_of(name) >= kMaxNameWidth - 3) {
-    name = first_characters(name, kMaxNameWidth - 3) + "...";
-  }
+  if (width_of(name) >= kMaxNameWidth - 3) name = first_characters(name, kMaxNameWidth - 3) + "...";
   std::vector<std::string> cells = {
       name,
       text_of_share(entry.self_cpu_time_total, sums.cpu_us),

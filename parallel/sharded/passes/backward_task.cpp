@@ -295,9 +295,7 @@ std::string BackwardTask::name_of(int64_t number) const {
 void BackwardTask::check_reduced_alike() {
   const auto& groups = model_.reduce_groups();
   std::vector<std::optional<int64_t>> of_others;
-  for (const auto& unit : model_.units()) {
-    of_others.push_back(unit->gradients().read_notes(groups));
-  }
+  for (const auto& unit : model_.units()) of_others.push_back(unit->gradients().read_notes(groups));
   for (const auto index : order_) {  // the first difference shows what one of the ranks left out
     const auto number = of_others[index];
     if (!number) continue;

@@ -311,9 +311,7 @@ void ElasticLeaders::tick() {
   const auto sender = std::find_if(
       notes.begin(), notes.end(), [](const Note& note) { return note.bytes_to_send > 0; });
   state_travels_ = sender != notes.end();
-  if (state_travels_) {
-    return send_piece(static_cast<int>(sender - notes.begin()), notes);
-  }
+  if (state_travels_) return send_piece(static_cast<int>(sender - notes.begin()), notes);
   if (any([&](const Note& note) { return trains(note) && note.is_ready == 0; })) {
     return leave_if_too_late(notes);
   }

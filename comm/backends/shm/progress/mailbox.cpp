@@ -162,9 +162,7 @@ bool Mailbox::take(const Arrived& arrived, const Message& message) {
       {envelope.numel, envelope.dtype}, tensor, monitor_.rank_at(arrived.from), message.tag,
       monitor_.own_rank(), monitor_.size());
   if (!refused_.empty()) return true;
-  if (tensor.numel() > 0) {
-    std::memcpy(bytes_of(tensor), senders + envelope.offset, tensor.nbytes());
-  }
+  if (tensor.numel() > 0) std::memcpy(bytes_of(tensor), senders + envelope.offset, tensor.nbytes());
   std::atomic_thread_fence(std::memory_order_acquire);  // the copy before the look
   if (envelope.is_copy == 0 && monitor_.has_stopped(arrived.from)) return false;
   flag_at(senders + envelope.taken) = 1;
