@@ -1,6 +1,7 @@
 #include "plan/model.h"
 
 namespace ddp::plan {
+
 // Numbers that autograd keeps of a layer for each position and feature of `hidden`. Whole on each
 // rank: the inputs of two norms, and what they return.
 constexpr double kWhole = 4;

@@ -3,11 +3,11 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/text.h>
 
 #include "files/folder.h"
 
 namespace ddp {
+
 constexpr size_t kMostOpenFiles = 256;
 ShardReader::ShardReader(const std::string& part, const Manifest& manifest, std::string folder)
     : manifest_(manifest), index_(manifest.index.at(part)), folder_(std::move(folder)) {}

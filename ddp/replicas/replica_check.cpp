@@ -15,7 +15,6 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/tensor.h>
 #include <ddp/internal/as_real.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>

@@ -9,6 +9,7 @@
 #include <torch/csrc/utils/tensor_flatten.h>
 
 namespace ddp {
+
 constexpr size_t kMessageBytes = size_t{25} << 20;
 
 void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value) {

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 namespace ddp::launch {
+
 constexpr int kBacklog = 128;
 
 Fd listen_on(int port) {

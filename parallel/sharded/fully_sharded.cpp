@@ -5,9 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 #include <torch/serialize/archive.h>

@@ -32,31 +32,21 @@ bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -
 
 /// \param by_rank  names of units, a line each.
 std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pass) {
-  std::vector<std::vector<std::string>> units;
-  for (const auto& names : by_rank) units.push_back(lines_of(names));
-  for (size_t rank = 1; rank < units.size(); ++rank) {
-    if (units[rank] == units[0]) continue;
-    size_t at = 0;
-    const auto name_at = [&](const std::vector<std::string>& names) {
-      return at < names.size() ? names[at] : "none";
-    };
-    while (name_at(units[0]) == name_at(units[rank])) ++at;
-    return ddp::str(
-        "FullyShardedDataParallel: expected every rank to run the same units in the same order, "
-        "got ",
-        name_at(units[0]), " on rank 0 and ", name_at(units[rank]), " on rank ", rank,
-        " in forward ", pass, ". Run it on all ranks and mask its result.");
-  }
-  return "";
+  const auto rank = first_different_rank(by_rank);
+  if (rank == 0) return "";
+  const auto [first, other] = different_lines(by_rank[0], by_rank[rank]);
+  return ddp::str(
+      "FullyShardedDataParallel: expected every rank to run the same units in the same order, got ",
+      first, " on rank 0 and ", other, " on rank ", rank, " in forward ", pass,
+      ". Run it on all ranks and mask its result.");
 }
 
 std::string describe_kinds(const std::vector<std::string>& by_rank) {
-  const auto other = std::find_if(
-      by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
-  if (other == by_rank.end()) return "";
+  const auto rank = first_different_rank(by_rank);
+  if (rank == 0) return "";
   return ddp::str(
       "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
-      by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
+      by_rank[0], " on rank 0 and ", by_rank[rank], " on rank ", rank,
       ". Evaluation is collective, too: run equal numbers of batches, ddp::equal_batches().");
 }
 

@@ -189,22 +189,12 @@ void agree_on_parameters(
         for (const auto& text_of_rank : by_rank) {
           if (!text_of_rank.empty() && text_of_rank[0] == '!') return text_of_rank.substr(1);
         }
-        for (size_t rank = 1; rank < by_rank.size(); ++rank) {
-          if (by_rank[rank] == by_rank[0]) continue;
-          const auto line_of = [&](const std::string& text, size_t begin) {
-            return begin < text.size() ? text.substr(begin, text.find('\n', begin) - begin)
-                                       : std::string("none");
-          };
-          size_t begin = 0;
-          while (line_of(by_rank[0], begin) == line_of(by_rank[rank], begin)) {
-            begin = by_rank[0].find('\n', begin) + 1;
-          }
-          return ddp::str(
-              "FullyShardedDataParallel: expected the same parameters on every rank, got ",
-              line_of(by_rank[0], begin), " on rank 0 and ", line_of(by_rank[rank], begin),
-              " on rank ", rank, ". Build the same module on all ranks.");
-        }
-        return "";
+        const auto rank = first_different_rank(by_rank);
+        if (rank == 0) return "";
+        const auto [first, other] = different_lines(by_rank[0], by_rank[rank]);
+        return ddp::str(
+            "FullyShardedDataParallel: expected the same parameters on every rank, got ", first,
+            " on rank 0 and ", other, " on rank ", rank, ". Build the same module on all ranks.");
       });
 }
 

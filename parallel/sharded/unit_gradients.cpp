@@ -7,7 +7,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 
 #include "sharded/block_pool.h"

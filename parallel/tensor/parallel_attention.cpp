@@ -12,6 +12,7 @@
 #include "tensor/cut.h"
 
 namespace ddp {
+
 constexpr const char* kAttention = "ParallelMultiheadAttention";
 
 ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace ddp {
+
 constexpr uint32_t kNowhere = UINT32_MAX;  // an edge without a function
 
 GraphSearch::GraphSearch(const std::vector<NodePtr>& accumulators)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace ddp {
+
 constexpr double kBytesPerMb = 1024.0 * 1024.0;
 constexpr double kNearBest = 1.01;
 

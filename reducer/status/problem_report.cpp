@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include <ddp/internal/groups.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/text.h>
 

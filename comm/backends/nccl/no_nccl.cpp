@@ -4,6 +4,7 @@
 #include "backends/nccl/nccl.h"
 
 namespace ddp::backends {
+
 constexpr const char* kWhyNot =
     "it is not built in. Build ddp with a CUDA build of LibTorch and the CUDA toolkit "
     "(-DDDP_WITH_CUDA=ON), or use backend(\"gloo\")";

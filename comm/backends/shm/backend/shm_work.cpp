@@ -10,6 +10,7 @@
 #include "base/deadline.h"
 
 namespace ddp::backends::shm {
+
 // The progress threads complete collectives of several engines. A waiting thread makes progress
 // this often, in case the progress threads are in callbacks that wait.
 constexpr std::chrono::milliseconds kPoll{20};
