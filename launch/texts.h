@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <system_error>
 
 namespace ddp::launch {
 
@@ -21,6 +23,11 @@ inline std::string count_of(int n, const std::string& noun) {
 /// "rank 1 (pid 13)".
 inline std::string rank_with_pid(int rank, int pid) {
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ")";
+}
+
+/// After a call of the operating system that has failed.
+[[noreturn]] inline void throw_errno(const std::string& text) {
+  throw std::system_error(errno, std::generic_category(), text);
 }
 
 }  // namespace ddp::launch

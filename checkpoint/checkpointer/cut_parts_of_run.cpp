@@ -8,6 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "parts/cut_parts.h"
@@ -26,17 +27,14 @@ LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = fal
 
 bool is_cut(const torch::nn::Module& module, const c10d::ProcessGroup& group) {
   const auto layouts = layouts_of(module);
-  return std::any_of(layouts.begin(), layouts.end(), [&](const ParameterLayout& layout) {
-    return is_cut_within(layout, group);
-  });
+  return any_of(
+      layouts, [&](const ParameterLayout& layout) { return is_cut_within(layout, group); });
 }
 
 template <typename Predicate>
 bool any_parameter(const torch::optim::Optimizer& optimizer, const Predicate& predicate) {
   const auto& groups = optimizer.param_groups();
-  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return std::any_of(group.params().begin(), group.params().end(), predicate);
-  });
+  return any_of(groups, [&](const auto& group) { return any_of(group.params(), predicate); });
 }
 
 bool is_cut(
@@ -49,8 +47,7 @@ bool is_cut(
 }
 
 bool is_whole(const LayoutsByParameter& layouts) {
-  return std::none_of(
-      layouts.begin(), layouts.end(), [](const auto& item) { return is_in_parts(item.second); });
+  return none_of(layouts, [](const auto& item) { return is_in_parts(item.second); });
 }
 
 /// Throws for an optimizer of which rank 0's state would be saved for all, while each rank saves

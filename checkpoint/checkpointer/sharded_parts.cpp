@@ -1,12 +1,12 @@
 #include "checkpointer/sharded_parts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/torch_file.h"
@@ -105,8 +105,7 @@ PreparedLoad prepare_shards(
 }
 
 bool ShardedParts::contains(const std::string& name) const {
-  return std::any_of(
-      parts_.begin(), parts_.end(), [&](const ShardedPart& part) { return part.name == name; });
+  return any_of(parts_, [&](const ShardedPart& part) { return part.name == name; });
 }
 
 void ShardedParts::refresh() {
@@ -133,7 +132,7 @@ std::string ShardedParts::change() const {
 void ShardedParts::exchange(
     CheckpointPeers& peers, const std::vector<std::string>& changes, const std::string& doing) {
   const auto is_changed = [](const std::string& text) { return !text.empty(); };
-  if (std::any_of(changes.begin(), changes.end(), is_changed)) gather(peers, doing);
+  if (any_of(changes, is_changed)) gather(peers, doing);
   for (auto& part : parts_) {
     if (!part.has_copies) continue;
     const auto& own = part.ranks[static_cast<size_t>(peers.rank())];

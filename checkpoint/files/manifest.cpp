@@ -10,6 +10,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "files/crc32c.h"
@@ -184,8 +185,7 @@ std::string hexadecimal(uint32_t number) {
 }
 
 const ManifestFile* Manifest::find(const std::string& name) const {
-  const auto found = std::find_if(
-      files.begin(), files.end(), [&](const ManifestFile& file) { return file.name == name; });
+  const auto found = find_if(files, [&](const ManifestFile& file) { return file.name == name; });
   return found == files.end() ? nullptr : &*found;
 }
 

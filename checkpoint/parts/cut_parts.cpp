@@ -1,6 +1,5 @@
 #include "parts/cut_parts.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -8,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/module_dict.h"
@@ -59,9 +59,7 @@ std::vector<std::pair<c10::IValue, c10::IValue>> entries_of(const c10::IValue& d
 using Layouts = std::vector<ParameterLayout>;
 
 bool are_of_stage(const Layouts& layouts) {
-  return std::any_of(layouts.begin(), layouts.end(), [](const ParameterLayout& layout) {
-    return layout.stage.has_value();
-  });
+  return any_of(layouts, [](const ParameterLayout& layout) { return layout.stage.has_value(); });
 }
 
 /// The numbers of an optimizer's parameters, by group.
@@ -291,9 +289,8 @@ PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& 
       by_name.emplace("module." + tensor.names[i], place);
     }
   }
-  const bool is_stage = std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
-    return tensor.layout.stage.has_value();
-  });
+  const bool is_stage =
+      any_of(tensors, [](const auto& tensor) { return tensor.layout.stage.has_value(); });
   auto own = make_dict();
   for (const auto& [name, value] : entries_of(saved)) {
     const auto found = name.isString() ? by_name.find(name.toStringRef()) : by_name.end();

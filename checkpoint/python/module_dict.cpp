@@ -1,6 +1,5 @@
 #include "python/module_dict.h"
 
-#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
@@ -8,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/torch_file.h"
@@ -35,9 +35,8 @@ void collect_state(
 std::string saved_prefix(
     const std::vector<NamedTensor>& saved, const std::vector<NamedTensor>& own) {
   const auto all_have = [](const std::vector<NamedTensor>& tensors) {
-    return std::all_of(tensors.begin(), tensors.end(), [](const NamedTensor& named) {
-      return named.name.rfind(kWrapperPrefix, 0) == 0;
-    });
+    return all_of(
+        tensors, [](const NamedTensor& named) { return named.name.rfind(kWrapperPrefix, 0) == 0; });
   };
   return all_have(saved) && !all_have(own) ? kWrapperPrefix : "";
 }

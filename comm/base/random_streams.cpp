@@ -1,9 +1,9 @@
 #include <ddp/internal/random_streams.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include <ATen/Context.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -44,7 +44,7 @@ class RandomStreams {
   at::Generator find_or_make(const GroupPtr& group, c10::Device device, uint64_t seed) {
     const std::lock_guard lock(mutex_);
     forget_those_of_ended_groups();
-    const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const auto& stream) {
+    const auto found = find_if(streams_, [&](const auto& stream) {
       return stream.group.lock() == group && stream.device == device;
     });
     if (found != streams_.end()) return found->generator;
@@ -89,18 +89,12 @@ class RandomStreams {
   std::string free_name(const std::string& base) const {
     auto name = base;
     const auto is_its = [&](const RandomStream& stream) { return stream.name == name; };
-    for (int i = 2; std::any_of(streams_.begin(), streams_.end(), is_its); ++i) {
-      name = ddp::str(base, ", number ", i);
-    }
+    for (int i = 2; any_of(streams_, is_its); ++i) name = ddp::str(base, ", number ", i);
     return name;
   }
 
   void forget_those_of_ended_groups() {
-    streams_.erase(
-        std::remove_if(
-            streams_.begin(), streams_.end(),
-            [](const auto& stream) { return stream.group.expired(); }),
-        streams_.end());
+    drop_if(streams_, [](const auto& stream) { return stream.group.expired(); });
   }
 
   std::mutex mutex_;

@@ -1,12 +1,12 @@
 #include "collectives/arguments.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include <ATen/ops/view_as_real.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
@@ -196,9 +196,7 @@ WireTensor apart_from(const std::vector<WireTensor>& outputs, WireTensor input, 
   const auto is_shared = [&](const WireTensor& output) {
     return share_memory(input.wire, output.wire);
   };
-  if (!in_place && std::any_of(outputs.begin(), outputs.end(), is_shared)) {
-    input.wire = input.wire.clone();
-  }
+  if (!in_place && any_of(outputs, is_shared)) input.wire = input.wire.clone();
   return input;
 }
 

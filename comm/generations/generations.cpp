@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -15,6 +14,7 @@
 
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -136,7 +136,7 @@ GenerationForm form_of(const Member& member) {
     form.processes.push_back(place.id);
     if (place.id == member.id()) form.rank = static_cast<int>(rank);
     const auto& sources = told.sources;
-    const bool is_source = std::find(sources.begin(), sources.end(), place.id) != sources.end();
+    const bool is_source = contains(sources, place.id);
     if (is_source) form.sources.push_back(static_cast<int>(rank));
   }
   return form;
@@ -177,9 +177,7 @@ ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) 
   return std::move(outcome->group);
 }
 
-bool GenerationForm::is_source() const {
-  return std::find(sources.begin(), sources.end(), rank) != sources.end();
-}
+bool GenerationForm::is_source() const { return contains(sources, rank); }
 
 struct Generations::Impl {
   explicit Impl(const Settings& settings)

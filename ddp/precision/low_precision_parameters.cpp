@@ -1,6 +1,5 @@
 #include "precision/low_precision_parameters.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -51,7 +51,7 @@ std::vector<at::Tensor> parameters_to_cast(
   const auto stays = [dtype](const at::Tensor& p) {
     return !p.is_floating_point() || p.scalar_type() == dtype;
   };
-  parameters.erase(std::remove_if(parameters.begin(), parameters.end(), stays), parameters.end());
+  drop_if(parameters, stays);
   return parameters;
 }
 

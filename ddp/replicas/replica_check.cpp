@@ -19,6 +19,7 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/optimizer_kinds.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/serialize/archive.h>
 
@@ -334,10 +335,9 @@ std::string describe_replica_difference(
   for (const auto& value : values) mine.push_back(value.item);
   const auto by_rank = gather_if_hashes_differ(kSubject, mine, error, group, monitor);
   if (by_rank.empty()) return {};
-  const bool own_buffers =
-      std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {
-        return !description.empty() && description.front().kind == kOwnBuffers.kind;
-      });
+  const bool own_buffers = any_of(by_rank, [](const Description& description) {
+    return !description.empty() && description.front().kind == kOwnBuffers.kind;
+  });
   std::string text;
   // Optimizer values first: a different learning rate is the reason why parameters differ.
   for (const auto* kind : {kOptimizer, kParameter, kBuffer}) {

@@ -1,11 +1,11 @@
 // Checks whether the ranks' models are still the same.
 #include <ddp/replicas.h>
 
-#include <algorithm>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "replicas/replica_check.h"
@@ -66,7 +66,7 @@ std::vector<StateTensor> replicated_state(
   }
   auto state = module_state(module, {});
   const auto is_cut = [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; };
-  state.erase(std::remove_if(state.begin(), state.end(), is_cut), state.end());
+  drop_if(state, is_cut);
   return state;
 }
 

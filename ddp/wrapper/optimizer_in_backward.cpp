@@ -1,10 +1,9 @@
 #include "wrapper/optimizer_in_backward.h"
 
-#include <algorithm>
-
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/value_sample.h>
 #include <ddp/zero.h>
 
@@ -28,10 +27,10 @@ OptimizerInBackward::OptimizerInBackward(
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
   const auto& groups = optimizer_->param_groups();
   DDP_CHECK_VALUE(
-      std::any_of(
-          groups.begin(), groups.end(),
+      any_of(
+          groups,
           [&](const auto& group) {
-            return std::any_of(group.params().begin(), group.params().end(), [&](const auto& p) {
+            return any_of(group.params(), [&](const auto& p) {
               return reduced_.count(p.unsafeGetTensorImpl()) > 0;
             });
           }),

@@ -1,6 +1,5 @@
 #include <ddp/zero.h>
 
-#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -9,6 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/zero_shards.h>
 
 #include "clip/gradient_norm.h"
@@ -193,7 +193,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   void check_gradients_were_averaged() const {
     if (!shards_ || group_size() == 1) return;
     for (const auto& shard : *shards_) {
-      if (std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end()) return;
+      if (contains(shard.arrived, 1)) return;
     }
     for (const auto& group : owner_.param_groups()) {
       for (const auto& p : group.params()) {

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
-#include <system_error>
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,6 +11,7 @@
 
 #include "launch/pipe.h"
 #include "launch/processes/signals.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -86,8 +86,7 @@ pid_t spawn(
   // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
   const pid_t pid = ::fork();
   if (pid < 0) {
-    throw std::system_error(
-        errno, std::generic_category(),
+    throw_errno(
         errno == EAGAIN ? "cannot start a process: raise `ulimit -u`, or its container's pids.max"
                         : "cannot start a process");
   }

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -49,8 +50,7 @@ void return_block(void* context) {
 bool take_free_block(size_t bytes, Block& block) {
   auto& pool = free_blocks();
   const std::lock_guard lock(pool.mutex);
-  const auto found = std::find_if(
-      pool.blocks.begin(), pool.blocks.end(), [&](const Block& b) { return b.bytes == bytes; });
+  const auto found = find_if(pool.blocks, [&](const Block& b) { return b.bytes == bytes; });
   if (found == pool.blocks.end()) return false;
   block = *found;
   pool.blocks.erase(found);

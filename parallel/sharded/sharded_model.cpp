@@ -1,6 +1,5 @@
 #include "sharded/sharded_model.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/internal/text.h>
@@ -125,7 +125,7 @@ void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
 
 c10::Device ShardedModel::device() const {
   const auto has_parameters = [](const auto& unit) { return unit->has_parameters(); };
-  const auto found = std::find_if(units_.begin(), units_.end(), has_parameters);
+  const auto found = find_if(units_, has_parameters);
   return found == units_.end() ? c10::Device(c10::kCPU) : (*found)->device();
 }
 
@@ -161,7 +161,7 @@ void ShardedModel::forget_graphs() {
     const auto pass = graph.lock();
     return !pass || pass->is_released;
   };
-  graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
+  drop_if(graphs_, is_over);
 }
 
 bool ShardedModel::has_several_graphs() {
@@ -181,8 +181,7 @@ bool ShardedModel::may_reduce_early() {
   const bool reduces = std::exchange(expects_reduction_, false);
   // Gradients of values that were computed from whole parameters before forward come after it.
   const bool is_summoned =
-      !is_held_ &&
-      std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->stays_whole; });
+      !is_held_ && any_of(units_, [](const auto& unit) { return unit->stays_whole; });
   return (reduces || !is_held_) && !has_several_graphs() && !is_summoned;
 }
 
@@ -328,8 +327,7 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
 }
 
 bool ShardedModel::is_collective() const {
-  return std::any_of(
-      units_.begin(), units_.end(), [](const auto& unit) { return !unit->stays_whole; });
+  return any_of(units_, [](const auto& unit) { return !unit->stays_whole; });
 }
 
 void ShardedModel::forward_failed(const ShardedUnit& unit) {

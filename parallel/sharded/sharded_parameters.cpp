@@ -1,6 +1,5 @@
 #include "sharded/sharded_parameters.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -12,6 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -116,7 +116,7 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
   found.units = walk.units;
   for (auto& layout : layouts_of(module)) {
     if (walk.owners.count(layout.local.unsafeGetTensorImpl()) > 0) continue;
-    const bool is_ignored = std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end();
+    const bool is_ignored = contains(ignored, layout.name);
     unknown.erase(layout.name);
     if (is_ignored) continue;
     DDP_CHECK_VALUE(

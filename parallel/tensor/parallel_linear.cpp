@@ -1,6 +1,5 @@
 #include <ddp/parallel_linear.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -131,7 +131,7 @@ class SumOverGroup : public CarriedHook {
 void sum_gradient_over(const at::Tensor& parameter, const ProcessGroup& group) {
   if (group->getSize() == 1) return;
   const auto& hooks = torch::autograd::impl::hooks(parameter);
-  const bool is_marked = std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
+  const bool is_marked = any_of(hooks, [&](const auto& hook) {
     const auto* sum = dynamic_cast<const SumOverGroup*>(hook.get());
     return sum != nullptr && sum->group() == group;
   });

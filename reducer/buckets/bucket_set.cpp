@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 
 #include "gradients/sharded_gradients.h"
 
@@ -37,9 +38,7 @@ BucketSet::BucketSet(
       tail_(tail),
       leaves_gaps_(!on_cpu()) {
   const auto device = parameters_.front().tensor.device();
-  spans_devices_ = std::any_of(parameters_.begin(), parameters_.end(), [&](const auto& p) {
-    return p.tensor.device() != device;
-  });
+  spans_devices_ = any_of(parameters_, [&](const auto& p) { return p.tensor.device() != device; });
   if (group_->getSize() > 1 && !as_views_) memory_ = gradient_memory_of(*group_, device);
 }
 

@@ -1,10 +1,10 @@
 #include "status/problem_report.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -62,10 +62,8 @@ void add_problem(std::vector<Problem>& problems, Problem problem) {
   auto& names = problem.parameters;
   Problem* alike = nullptr;
   for (auto& p : problems) {
-    const auto is_named = [&](const std::string& name) {
-      return std::find(p.parameters.begin(), p.parameters.end(), name) != p.parameters.end();
-    };
-    names.erase(std::remove_if(names.begin(), names.end(), is_named), names.end());
+    const auto is_named = [&](const std::string& name) { return contains(p.parameters, name); };
+    drop_if(names, is_named);
     const bool same = p.what == problem.what && p.remedy == problem.remedy && p.why == problem.why;
     if (same && !p.parameters.empty()) alike = &p;
   }

@@ -12,6 +12,7 @@
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -140,9 +141,7 @@ std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {
   for (const auto* tensors : {&call.inputs, &call.parameters}) {
     for (const auto& tensor : *tensors) {
       if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
-      if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
-        devices.push_back(tensor.device());
-      }
+      if (!contains(devices, tensor.device())) devices.push_back(tensor.device());
     }
   }
   return devices;
@@ -221,8 +220,7 @@ void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
 }
 
 bool RepeatableCall::needs_gradients() const {
-  return c10::GradMode::is_enabled() &&
-         (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
+  return c10::GradMode::is_enabled() && (!parameters.empty() || any_of(inputs, requires_grad));
 }
 
 void check_statistics_are_named(const std::vector<at::Tensor>& statistics) {

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/checkpoint_part.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/zero.h>
@@ -300,9 +301,7 @@ class DiLoCo::Impl {
   ProcessGroup group_of_exchanges() const {
     const auto& leaders = region_.leaders();
     if (options_.overlap() == 0 || !leaders) return leaders;
-    std::vector<int> all(static_cast<size_t>(leaders->getSize()));
-    std::iota(all.begin(), all.end(), 0);
-    return new_group(all, leaders);
+    return new_group(numbers_up_to(leaders->getSize()), leaders);
   }
 
   void make_leaders(const std::string& settings) {

@@ -11,6 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
@@ -295,21 +296,18 @@ std::vector<ElasticLeaders::Note> ElasticLeaders::gather_notes(const Note& own) 
 
 void ElasticLeaders::tick() {
   const auto notes = gather_notes(own_note());
-  const auto any = [&](const auto& holds) {
-    return std::any_of(notes.begin(), notes.end(), holds);
-  };
+  const auto any = [&](const auto& holds) { return any_of(notes, holds); };
   if (any([](const Note& note) { return note.wants_change != 0; })) {
     generations_.pause();
     group_ = {};
     return;
   }
   const auto trains = [](const Note& note) { return note.has_state != 0 && note.is_finished == 0; };
-  const auto first = std::find_if(notes.begin(), notes.end(), trains);
+  const auto first = find_if(notes, trains);
   if (first == notes.end()) return end_with_others(has_state_);
   gives_state_ = first - notes.begin() == group_->getRank() &&
                  any([](const Note& note) { return note.has_state == 0; });
-  const auto sender = std::find_if(
-      notes.begin(), notes.end(), [](const Note& note) { return note.bytes_to_send > 0; });
+  const auto sender = find_if(notes, [](const Note& note) { return note.bytes_to_send > 0; });
   state_travels_ = sender != notes.end();
   if (state_travels_) return send_piece(static_cast<int>(sender - notes.begin()), notes);
   if (any([&](const Note& note) { return trains(note) && note.is_ready == 0; })) {

@@ -1,11 +1,11 @@
 #include "mailbox.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "../memory/tensors.h"
@@ -138,7 +138,7 @@ void Mailbox::take_arrived(Ends& ends) {
       return wanted.tag == envelope.tag &&
              (wanted.peer == Message::kAny || wanted.peer == it->from);
     };
-    const auto posted = std::find_if(posted_.begin(), posted_.end(), fits);
+    const auto posted = find_if(posted_, fits);
     auto&& lost = is_lost[static_cast<size_t>(it->from)];
     if (posted != posted_.end() && !lost) lost = !take(*it, posted->message);
     if (posted == posted_.end() || lost) {
