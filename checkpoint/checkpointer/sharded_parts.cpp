@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
@@ -148,9 +149,7 @@ void ShardedParts::gather(CheckpointPeers& peers, const std::string& doing) {
   // All ranks have the same texts, and so the same error.
   const auto problem = problem_of([&] {
     const auto names_of = [](const RankLayouts& layouts) {
-      std::vector<std::string> names;
-      for (const auto& part : layouts) names.push_back(part.first);
-      return names;
+      return c10::fmap(layouts, [](const auto& part) { return part.first; });
     };
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
       DDP_CHECK_VALUE(

@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <c10/util/ArrayRef.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -24,15 +25,13 @@ c10::IValue tuple_of_texts(const std::vector<std::string>& texts) {
 }
 
 std::vector<std::string> texts_in(const c10::IValue& tuple) {
-  std::vector<std::string> texts;
-  for (const auto& element : tuple.toTupleRef().elements()) texts.push_back(element.toStringRef());
-  return texts;
+  return c10::fmap(
+      tuple.toTupleRef().elements(), [](const auto& element) { return element.toStringRef(); });
 }
 
 std::vector<int64_t> numbers_in(const c10::IValue& tuple) {
-  std::vector<int64_t> numbers;
-  for (const auto& element : tuple.toTupleRef().elements()) numbers.push_back(element.toInt());
-  return numbers;
+  return c10::fmap(
+      tuple.toTupleRef().elements(), [](const auto& element) { return element.toInt(); });
 }
 
 std::string stage_text(std::optional<int64_t> stage) {

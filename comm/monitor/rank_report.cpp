@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include <ATen/core/functional.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -78,11 +79,9 @@ std::string calls_key(int rank) { return ddp::str("calls/", rank); }
 std::vector<RankReport> read_reports(c10d::Store& store, const std::vector<int>& ranks) {
   std::vector<std::string> keys;
   for (const int rank : ranks) keys.push_back(report_key(rank));
-  std::vector<RankReport> reports;
-  for (const auto& value : store.multiGet(keys)) {
-    reports.push_back(parse_report({value.begin(), value.end()}));
-  }
-  return reports;
+  return c10::fmap(store.multiGet(keys), [](const auto& value) {
+    return parse_report({value.begin(), value.end()});
+  });
 }
 
 std::optional<UnevenSteps> find_uneven_steps(

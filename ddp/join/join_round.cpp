@@ -3,6 +3,7 @@
 #include <map>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
@@ -63,9 +64,7 @@ double JoinRound::samples() const {
 }
 
 std::vector<double> JoinRound::samples_by_rank() const {
-  std::vector<double> samples;
-  for (const auto& status : by_rank_) samples.push_back(status.samples);
-  return samples;
+  return c10::fmap(by_rank_, [](const auto& status) { return status.samples; });
 }
 
 std::string JoinRound::different_places(bool with_ended) const {

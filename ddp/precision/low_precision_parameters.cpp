@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
@@ -269,9 +270,7 @@ at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
 
 // An optimizer's step raises these.
 std::vector<int64_t> LowPrecisionParameters::versions() const {
-  std::vector<int64_t> versions;
-  for (const auto& parameter : parameters_) versions.push_back(parameter._version());
-  return versions;
+  return c10::fmap(parameters_, [](const auto& parameter) { return parameter._version(); });
 }
 
 void LowPrecisionParameters::end_backward() noexcept {

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -48,9 +49,8 @@ bool Microbatches::is_filler(int64_t microbatch) const {
 }
 
 std::vector<at::Tensor> Microbatches::tensors(int64_t microbatch) const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parts : parts_) tensors.push_back(parts.at(static_cast<size_t>(microbatch)));
-  return tensors;
+  return c10::fmap(
+      parts_, [&](const auto& parts) { return parts.at(static_cast<size_t>(microbatch)); });
 }
 
 double Microbatches::share(int64_t microbatch) const {

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/trace_events.h>
@@ -53,9 +54,7 @@ std::vector<WholeStep> whole_steps(const PipelineStats& stats) {
     whole.busy_ms += step.busy_ms();
     whole.longest_ms = std::max(whole.longest_ms, step.total_ms);
   }
-  std::vector<WholeStep> steps;
-  for (const auto& numbered : by_number) steps.push_back(numbered.second);
-  return steps;
+  return c10::fmap(by_number, [](const auto& numbered) { return numbered.second; });
 }
 
 template <typename Value>

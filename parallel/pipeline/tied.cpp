@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
@@ -138,9 +139,7 @@ void TiedParameters::begin(
 }
 
 std::vector<at::Tensor> TiedParameters::parameters() const {
-  std::vector<at::Tensor> parameters;
-  for (const auto& tied : tied_) parameters.push_back(tied.parameter);
-  return parameters;
+  return c10::fmap(tied_, [](const auto& tied) { return tied.parameter; });
 }
 
 void TiedParameters::sum_gradients(GroupMonitor& monitor) const {

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/parameter_memory.h>
@@ -137,9 +138,7 @@ std::shared_ptr<void> BucketSet::use_gradient_memory() const {
 }
 
 std::vector<std::vector<size_t>> BucketSet::indices() const {
-  std::vector<std::vector<size_t>> indices;
-  for (const auto& bucket : buckets_) indices.push_back(bucket.indices());
-  return indices;
+  return c10::fmap(buckets_, [](const auto& bucket) { return bucket.indices(); });
 }
 
 int64_t BucketSet::gradient_bytes() const {

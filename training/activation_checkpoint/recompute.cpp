@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/detail/running_statistics.h>
@@ -131,9 +132,7 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> versions;
-  for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
-  return versions;
+  return c10::fmap(tensors, [](const auto& tensor) { return version_of(tensor); });
 }
 
 std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {

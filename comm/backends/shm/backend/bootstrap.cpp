@@ -6,6 +6,7 @@
 #include <fstream>
 #include <vector>
 
+#include <ATen/core/functional.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
@@ -131,9 +132,7 @@ std::vector<ArenaLocation> parse_locations(const Round& round) {
 }
 
 std::vector<std::string> hosts_of(const Setup& setup, const HostMemory& memory) {
-  std::vector<std::string> names;
-  for (const auto rank : setup.global_ranks) names.push_back(memory.hosts()[rank]);
-  return names;
+  return c10::fmap(setup.global_ranks, [&](const auto rank) { return memory.hosts()[rank]; });
 }
 
 Hosts find_hosts(const std::vector<std::string>& names, int rank) {
