@@ -67,16 +67,6 @@ uint64_t mix_bits(uint64_t bits) {
 
 }  // namespace
 
-at::Tensor generator_state(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_generator_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
 c10::IValue random_state() {
   auto gpus = make_dict();
   for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(gpu_generator(gpu)));

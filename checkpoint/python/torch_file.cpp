@@ -106,11 +106,7 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink, const Lazy
   std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
-      try {
-        if (!failure) sink(data, size);
-      } catch (...) {
-        failure = std::current_exception();
-      }
+      if (!failure) failure = exception_of([&] { sink(data, size); });
       return size;
     });
     constexpr std::string_view kOrder = "little";

@@ -12,15 +12,6 @@
 namespace ddp {
 namespace {
 
-std::exception_ptr exception_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
-
 // Throws on every rank if a rank has an exception: the first such rank rethrows its own, the others
 // throw its text.
 void throw_if_any_failed(

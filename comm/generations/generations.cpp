@@ -154,11 +154,7 @@ ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) 
   Executor executor;
   executor.push([state = state_, outcome, make = std::move(make)] {
     Outcome made;
-    try {
-      made.group = make();
-    } catch (...) {
-      made.error = std::current_exception();
-    }
+    made.error = exception_of([&] { made.group = make(); });
     {
       const std::lock_guard lock(state->mutex);
       made.is_there = true;

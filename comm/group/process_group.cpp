@@ -62,11 +62,7 @@ void end(c10d::ProcessGroup& group) {
   const auto monitor = own_monitor_of(group);
   std::exception_ptr problem;
   if (monitor && !monitor->aborted() && std::uncaught_exceptions() == 0) {
-    try {
-      monitor->settle_job();
-    } catch (...) {
-      problem = std::current_exception();
-    }
+    problem = exception_of([&] { monitor->settle_job(); });
   }
   // NCCL warns of communicators that are only destroyed.
   group.shutdown();

@@ -77,14 +77,11 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
   const auto monitor = monitor_of(group.get());
   monitor->check();
   Description mine;
-  std::exception_ptr error;
-  try {
+  const auto error = exception_of([&] {
     for (const auto& value : replica_values(replicated_state(module, *group.get()))) {
       mine.push_back(value.item);
     }
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+  });
   return gather_if_hashes_differ("replicas", mine, error, group.get(), *monitor).empty();
 }
 
@@ -115,12 +112,7 @@ std::vector<ReplicaValue> State::values_to_check(
 std::string State::describe_drift(
     const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const {
   std::vector<ReplicaValue> values;
-  std::exception_ptr error;
-  try {
-    values = values_to_check(optimizers);
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+  const auto error = exception_of([&] { values = values_to_check(optimizers); });
   const auto buffers = buffers_->may_differ() ? Buffers::Own : Buffers::Shared;
   const auto difference = describe_replica_difference(values, buffers, error, group(), monitor());
   if (difference.empty()) return {};

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/random_state.h>
 #include <ddp/internal/random_streams.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/tensor_broadcast.h>

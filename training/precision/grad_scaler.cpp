@@ -6,6 +6,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/fused_optimizer.h>
@@ -192,10 +193,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) const {
-  std::vector<at::Tensor> scaled;
-  scaled.reserve(losses.size());
-  for (const auto& loss : losses) scaled.push_back(scale(loss));
-  return scaled;
+  return c10::fmap(losses, [this](const auto& loss) { return scale(loss); });
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
@@ -228,15 +226,12 @@ at::Tensor GradScaler::agreed(torch::optim::Optimizer& optimizer) const {
     groups.push_back(sharded->process_group());
   }
   // The ranks of the groups wait for this rank, so it takes part after an error, too.
-  std::exception_ptr error;
   auto found = CheckResult::Nothing;
-  try {
+  const auto error = exception_of([&] {
     const auto inf = unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/!groups.empty());
     if (inf.defined() && inf.item<float>() != 0) found = CheckResult::Inf;
-  } catch (...) {
-    error = std::current_exception();
-    found = CheckResult::Error;
-  }
+  });
+  if (error) found = CheckResult::Error;
   for (const auto& group : groups) {
     auto worst = at::full({1}, static_cast<int64_t>(found), device_of(optimizer));
     all_reduce(worst, c10d::ReduceOp::MAX, group);

@@ -82,11 +82,7 @@ void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
     auto trace = std::exchange(recording_, nullptr)->stop();
     if (work.trace_ready) {
       trace_ = std::move(trace);
-      try {
-        call_on_trace_ready();
-      } catch (...) {
-        error = std::current_exception();
-      }
+      error = exception_of([&] { call_on_trace_ready(); });
     }
   }
   if (work.prepare) {

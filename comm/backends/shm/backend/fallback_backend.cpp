@@ -165,13 +165,8 @@ GlooCarrier::WorkPtr GlooCarrier::start(
   const auto run = [work, call, own = on_demand_, of_caller = at::ThreadLocalState()]() mutable {
     const at::ThreadLocalStateGuard as_caller(of_caller);
     WorkPtr of_gloo;
-    std::exception_ptr error;
-    try {
-      of_gloo = call(*own->connect());
-    } catch (...) {
-      error = std::current_exception();
-      own->fail_to_connect(error);
-    }
+    const auto error = exception_of([&] { of_gloo = call(*own->connect()); });
+    if (error) own->fail_to_connect(error);
     call = nullptr;
     --own->queued;  // from here on calls need this thread no more, which callbacks may hold up
     error ? work->end(error) : end_with(work, of_gloo);

@@ -173,12 +173,7 @@ bool Mailbox::take(const Arrived& arrived, const Message& message) {
 
 /// The error of the receive whose message does not fit: the caller's own, and not a peer's.
 std::exception_ptr Mailbox::refusal() const {
-  try {
-    DDP_CHECK(refused_.empty(), refused_);
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
+  return exception_of([&] { DDP_CHECK(refused_.empty(), refused_); });
 }
 
 void Mailbox::advance_sends(Ends& ends) {
