@@ -2,17 +2,16 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <string>
 #include <system_error>
+
+#include <ddp/internal/text.h>
 
 namespace ddp::launch {
 
 /// "2.5 s".
 inline std::string seconds_text(std::chrono::milliseconds duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(duration.count()) / 1000);
-  return text;
+  return formatted("%.1f s", static_cast<double>(duration.count()) / 1000);
 }
 
 /// "1 rank", "2 ranks".

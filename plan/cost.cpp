@@ -156,8 +156,7 @@ double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, doub
   const PipelineShape shape{layout.pp, layout.chunks, layout.microbatches};
   std::vector<std::vector<PipelineStep>> steps;
   for (int64_t rank = 0; rank < layout.pp; ++rank) {
-    const auto actions = pipeline_actions(layout.schedule, shape, rank);
-    steps.push_back(pipeline_steps(actions, shape, rank));
+    steps.push_back(pipeline_steps(pipeline_actions(layout.schedule, shape, rank), shape, rank));
   }
   const auto& longest = longest_of(stages);
   PipelineCosts costs;

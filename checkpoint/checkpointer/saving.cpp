@@ -58,8 +58,7 @@ void Saving::restart() {
   bool is_whole = false;
   const auto problem = problem_of([&] {
     if (last < 0 || run_.peers.rank() != 0) return;
-    const auto steps = run_.folder.finished_steps();
-    is_whole = contains(steps, last);
+    is_whole = contains(run_.folder.finished_steps(), last);
   });
   const auto agreed = run_.peers.agree_without(problem, is_whole ? "whole" : "", kDoing);
   last_step_ = agreed.front().empty() ? -1 : last;

@@ -18,8 +18,7 @@ class Saving {
   explicit Saving(CheckpointedRun& run) : run_(run) {}
   /// Waits for the unfinished save as ~Checkpointer() says.
   ~Saving();
-  Saving(const Saving&) = delete;
-  Saving& operator=(const Saving&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Saving);
 
   void save(int64_t step);
   /// Whether maybe_save() saves this step, the same on every rank.

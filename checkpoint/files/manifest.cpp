@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string_view>
 
+#include <ATen/core/functional.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
@@ -62,9 +63,7 @@ std::string json_numbers(const std::vector<int64_t>& numbers) {
 }
 
 std::string json_texts(const std::vector<std::string>& texts) {
-  std::vector<std::string> quoted;
-  for (const auto& text : texts) quoted.push_back(json_text(text));
-  return ddp::str("[", joined_by(", ", quoted), "]");
+  return ddp::str("[", joined_by(", ", c10::fmap(texts, json_text)), "]");
 }
 
 std::string json_tensor(const IndexedTensor& tensor) {

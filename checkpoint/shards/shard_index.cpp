@@ -61,8 +61,7 @@ std::map<std::string, OwnedTensor> owners_of(
       auto& tensor = tensors.at(shard.name);
       if (is_written(shard)) tensor.boxes.push_back({rank, shard.box});
       for (const auto& other : shard.other_names) {
-        const auto& known = tensor.other_names;
-        if (!contains(known, other)) tensor.other_names.push_back(other);
+        if (!contains(tensor.other_names, other)) tensor.other_names.push_back(other);
       }
     }
   }

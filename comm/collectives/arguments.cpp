@@ -209,7 +209,7 @@ WireTensor message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) 
 }
 
 std::vector<WireTensor> wires_of(const std::vector<at::Tensor>& tensors) {
-  return c10::fmap(tensors, [](const auto& tensor) { return wire_of(tensor); });
+  return c10::fmap(tensors, wire_of);
 }
 
 std::vector<at::Tensor> wire_tensors(const std::vector<WireTensor>& wires) {

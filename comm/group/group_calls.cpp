@@ -186,8 +186,7 @@ WorkPtr MonitoredGroup::recorded(
 }
 
 WorkPtr MonitoredGroup::watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device) {
-  const auto& devices = stream_devices_;
-  const bool on_stream = contains(devices, device);
+  const bool on_stream = contains(stream_devices_, device);
   if (work && monitor_ && on_stream && !is_capturing(c10::Device(device))) {
     monitor_->watch(*work, call);
   }

@@ -221,8 +221,7 @@ std::optional<int64_t> count_common_ranks(
   const auto* other = dynamic_cast<const MonitoredGroup*>(&b);
   if (!one || !other || one->recipe().job != other->recipe().job) return std::nullopt;
   const auto& ranks = one->recipe().world_ranks;
-  const auto& others = other->recipe().world_ranks;
-  return count_if(ranks, [&](int rank) { return contains(others, rank); });
+  return count_if(ranks, [&](int rank) { return contains(other->recipe().world_ranks, rank); });
 }
 
 std::shared_ptr<void> call_before_shutdown(std::function<void()> act) {

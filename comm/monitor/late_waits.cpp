@@ -110,8 +110,7 @@ BlockedRank LateWaits::describe_blocked() {
     const auto calls = group.calls.lock();
     if (!calls) continue;
     const auto progress = calls->progress();
-    const auto& threads = progress.threads;
-    if (!all_of(threads, waits_late)) return blocked;
+    if (!all_of(progress.threads, waits_late)) return blocked;
     for (const auto lane : CallHistory::kLanes) {
       blocked.made[list_name(key, lane)] = progress.counts[static_cast<size_t>(lane)];
     }

@@ -34,8 +34,7 @@ void reduce_over(
   std::vector<size_t> cut;
   std::vector<at::Tensor> own;
   for (size_t i = 0; i < sets.size(); ++i) {
-    const auto& groups = sets[i].sharded_over;
-    if (!contains(groups, group)) continue;
+    if (!contains(sets[i].sharded_over, group)) continue;
     cut.push_back(i);
     own.push_back(totals[i].to(carrier_device(*group)));
   }

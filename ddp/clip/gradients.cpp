@@ -127,8 +127,7 @@ bool counts_here(const ParameterLayout& layout, const Groups& cut, const Groups&
     return axis->getRank() == 0 || contains_ranks_of(cut, axis);
   });
   // Copies on some ranks of an axis that cuts it: of a tied parameter, in two stages.
-  const auto& copies = layout.replicated_over;
-  return is_first && none_of(copies, [&](const ProcessGroup& group) {
+  return is_first && none_of(layout.replicated_over, [&](const ProcessGroup& group) {
            return group->getRank() > 0 && any_of(cut, [&](const auto& axis) {
                     return count_common_ranks(*group, *axis).value_or(1) > 1;
                   });

@@ -190,8 +190,7 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   const auto bytes = [](const at::Tensor& t) { return t.view({-1, 1}).view(at::kByte); };
   const auto unlike = bytes(own).ne(bytes(first)).any(1);
   const auto numbers = [&](const at::Tensor& t) {
-    const auto some = t.view(-1).masked_select(unlike);
-    return as_real(some).to(at::kDouble);
+    return as_real(t.view(-1).masked_select(unlike)).to(at::kDouble);
   };
   Distance distance;
   distance.elements = unlike.sum().item<int64_t>();

@@ -34,8 +34,7 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 }
 
 bool has_collectives_over(const torch::nn::Module& module, const ProcessGroup& group) {
-  const auto modules = module.modules();
-  return any_of(modules, [&](const auto& part) {
+  return any_of(module.modules(), [&](const auto& part) {
     const auto* statistics = dynamic_cast<const detail::HasRunningStatistics*>(part.get());
     return statistics != nullptr && statistics->statistics_group() == group;
   });

@@ -25,10 +25,9 @@ OptimizerInBackward::OptimizerInBackward(
       "ZeroRedundancyOptimizer, which steps its part of all. Set overlap(true) there, which steps "
       "each bucket in backward, and leave step_in_backward() out.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
-  const auto& groups = optimizer_->param_groups();
   DDP_CHECK_VALUE(
       any_of(
-          groups,
+          optimizer_->param_groups(),
           [&](const auto& group) {
             return any_of(group.params(), [&](const auto& p) {
               return reduced_.count(p.unsafeGetTensorImpl()) > 0;

@@ -18,8 +18,7 @@ using State = DistributedDataParallelBase::State;
 
 // Where refresh() found nothing else to train.
 bool State::is_for_outside() const {
-  const auto& averaged = reducer_->parameters();
-  return all_of(averaged, [](const auto& p) { return p.is_outside; });
+  return all_of(reducer_->parameters(), [](const auto& p) { return p.is_outside; });
 }
 
 State::Gradients State::gradients_of_forward() const {

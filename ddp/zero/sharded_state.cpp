@@ -172,8 +172,7 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
     }
     for (size_t t = 0; t < tensors; ++t) {
       const auto column = kTensors + static_cast<int64_t>(t);
-      const auto rows = table.narrow(0, first, count).select(1, column);
-      if (rows.sum().item<int64_t>() == 0) continue;
+      if (table.narrow(0, first, count).select(1, column).sum().item<int64_t>() == 0) continue;
       const auto all = gather_state(chunk, t);
       if (!whole) continue;
       for (int64_t slot = 0; slot < count; ++slot) {

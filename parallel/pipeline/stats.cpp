@@ -1,7 +1,6 @@
 #include <ddp/pipeline_stats.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <set>
@@ -95,9 +94,7 @@ std::string summary(const PipelineStats& stats) {
   if (stats.steps.empty()) return "";
   const auto total =
       middle_of(whole_steps(stats), [](const WholeStep& step) { return step.longest_ms; });
-  char text[100];
-  std::snprintf(text, sizeof text, "step %.1f ms, bubble %.1f%%", total, 100 * stats.bubble());
-  return text;
+  return formatted("step %.1f ms, bubble %.1f%%", total, 100 * stats.bubble());
 }
 
 void write_trace(const std::string& path, const PipelineStats& stats) {

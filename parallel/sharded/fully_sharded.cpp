@@ -242,9 +242,8 @@ void FullyShardedBase::check_whole(const char* call) const {
   const auto is_sharded = [](const std::shared_ptr<ShardedUnit>& unit) {
     return !unit->is_whole() && unit->gradients().size() > 0;
   };
-  const auto& units = unit_->model()->units();
   DDP_CHECK(
-      none_of(units, is_sharded), "FullyShardedDataParallel: ", call,
+      none_of(unit_->model()->units(), is_sharded), "FullyShardedDataParallel: ", call,
       "() has this rank's shards alone ", on_rank_text(*unit_->groups().shard),
       ". Call ddp::full_state_dict(model) on every rank, or add it to a Checkpointer.");
 }

@@ -26,8 +26,7 @@ namespace {
 
 bool is_kept_float(const std::string& name, const MixedPrecisionPolicy& policy) {
   const auto dotted = "." + name + ".";
-  const auto& kept = policy.keep_float();
-  return any_of(kept, [&](const std::string& part) {
+  return any_of(policy.keep_float(), [&](const std::string& part) {
     return dotted.find("." + part + ".") != std::string::npos;
   });
 }

@@ -209,8 +209,7 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   }
   const auto divisor =
       static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
-  const auto numel = slice_numel() - notes_numel();
-  if (divisor != 1) sum_.narrow(0, 0, numel).div_(divisor);
+  if (divisor != 1) sum_.narrow(0, 0, slice_numel() - notes_numel()).div_(divisor);
 }
 
 std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {

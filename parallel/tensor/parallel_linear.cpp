@@ -130,8 +130,7 @@ class SumOverGroup : public CarriedHook {
 /// so already.
 void sum_gradient_over(const at::Tensor& parameter, const ProcessGroup& group) {
   if (group->getSize() == 1) return;
-  const auto& hooks = torch::autograd::impl::hooks(parameter);
-  const bool is_marked = any_of(hooks, [&](const auto& hook) {
+  const bool is_marked = any_of(torch::autograd::impl::hooks(parameter), [&](const auto& hook) {
     const auto* sum = dynamic_cast<const SumOverGroup*>(hook.get());
     return sum != nullptr && sum->group() == group;
   });

@@ -88,8 +88,7 @@ class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
 };
 
 bool is_averaged(const torch::autograd::Node& accumulator) {
-  const auto& hooks = accumulator.post_hooks();
-  return any_of(hooks, [](const auto& hook) {
+  return any_of(accumulator.post_hooks(), [](const auto& hook) {
     return dynamic_cast<const AutogradHooks::GradientHook*>(hook.get()) != nullptr;
   });
 }

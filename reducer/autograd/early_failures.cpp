@@ -59,8 +59,7 @@ class ExpectedPasses {
         return nodes.count(alive.back().get()) > 0;
       };
       for (const auto& pass : passes_) {
-        const auto& outputs = pass->outputs;
-        if (any_of(outputs, is_in)) seen.push_back(pass);
+        if (any_of(pass->outputs, is_in)) seen.push_back(pass);
       }
     }
     for (const auto& pass : seen) {

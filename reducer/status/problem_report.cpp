@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
@@ -84,18 +85,13 @@ std::string describe_problem(const Problem& problem, size_t all) {
 }
 
 std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank, size_t all) {
-  std::vector<Texts> texts;
-  for (const auto& problems : by_rank) texts.push_back(texts_of(problems, all));
-  return describe(texts);
+  return describe(
+      c10::fmap(by_rank, [all](const auto& problems) { return texts_of(problems, all); }));
 }
 
 std::string gather_problems(
     const std::vector<Problem>& mine, size_t all, const ProcessGroup& group, WaitForWork wait) {
-  std::vector<Texts> by_rank;
-  for (const auto& text : gather_strings(packed(texts_of(mine, all)), group, wait)) {
-    by_rank.push_back(unpacked(text));
-  }
-  return describe(by_rank);
+  return describe(c10::fmap(gather_strings(packed(texts_of(mine, all)), group, wait), unpacked));
 }
 
 }  // namespace ddp

@@ -132,7 +132,7 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
-  return c10::fmap(tensors, [](const auto& tensor) { return version_of(tensor); });
+  return c10::fmap(tensors, version_of);
 }
 
 std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {

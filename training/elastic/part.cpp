@@ -70,8 +70,7 @@ void Part::rebind(const ProcessGroup& group) {
 
 c10::IValue Part::state() {
   if (sharded_ == nullptr) return state_->state();
-  const auto without_state = sharded_->unsharded();
-  return detail::part_of_optimizer(*without_state)->state();
+  return detail::part_of_optimizer(*sharded_->unsharded())->state();
 }
 
 void Part::copy_buffers(

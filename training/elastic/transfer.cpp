@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -106,11 +107,9 @@ void receive_stripes(
 }
 
 std::string names_of(const std::vector<Part>& parts) {
-  std::vector<std::string> names;
-  for (const auto& part : parts) {
-    names.push_back(ddp::str('"', part.name(), part.is_per_rank() ? "\" (per rank)" : "\""));
-  }
-  return joined_by(", ", names);
+  return joined_by(", ", c10::fmap(parts, [](const Part& part) {
+                     return ddp::str('"', part.name(), part.is_per_rank() ? "\" (per rank)" : "\"");
+                   }));
 }
 
 /// A rank's message to the others. The first source's has also the state, without the bulk's
@@ -254,8 +253,8 @@ void verify_equal(const ProcessGroup& group, std::vector<Part>& parts) {
   agree(
       packed(names_and_hashes), group, "comparing the parts of an elastic run",
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> names;
-        for (const auto& text : by_rank) names.push_back(unpacked(text).at(0));
+        const auto names =
+            c10::fmap(by_rank, [](const auto& text) { return unpacked(text).at(0); });
         const auto problem = find_other_names(names);
         const auto rank = first_different_rank(by_rank);
         if (!problem.empty() || rank == 0) return problem;

@@ -1,6 +1,5 @@
 #include "pipeline/messages/wire.h"
 
-
 #include <ATen/ATen.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/ranges.h>
@@ -30,8 +29,7 @@ void connect_along(
 }  // namespace
 
 bool has_streams(c10d::ProcessGroup& group, c10::Device device) {
-  const auto served = group.getDeviceTypes();
-  return any_of(served, [&](c10::Device one) {
+  return any_of(group.getDeviceTypes(), [&](c10::Device one) {
     return one.type() == device.type() && capabilities_of(group, device).waits_on_stream;
   });
 }

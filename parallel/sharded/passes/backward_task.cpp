@@ -38,8 +38,7 @@ BackwardTask::BackwardTask(ShardedModel& model)
 }
 
 void BackwardTask::watch_end() {
-  const auto id = torch::autograd::get_current_graph_task_id();
-  if (!watched_.insert(id).second) return;
+  if (!watched_.insert(torch::autograd::get_current_graph_task_id()).second) return;
   const auto model = model_.shared_from_this();
   at_backward_end(
       [model] { model->end_backward(/*has_failed=*/false); },

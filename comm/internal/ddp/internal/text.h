@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iomanip>
 #include <locale>
 #include <sstream>
@@ -51,6 +52,14 @@ inline std::pair<std::string, std::string> different_lines(
   size_t i = 0;
   while (i < a.size() && i < b.size() && a[i] == b[i]) ++i;
   return {i < a.size() ? a[i] : "none", i < b.size() ? b[i] : "none"};
+}
+
+/// As std::printf writes it.
+template <typename... Values>
+std::string formatted(const char* form, Values... values) {
+  char text[400];  // the largest double has 309 digits
+  std::snprintf(text, sizeof text, form, values...);
+  return text;
 }
 
 /// A number of bytes: "2.5 MiB".
