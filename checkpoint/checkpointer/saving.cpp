@@ -101,8 +101,7 @@ std::string Saving::begin(int64_t step) {
 // load_latest().
 void Saving::check_is_newest(int64_t step) const {
   auto steps = run_.folder.finished_steps();
-  const auto is_damaged = [&](int64_t s) { return contains(damaged_steps_, s); };
-  drop_if(steps, is_damaged);
+  drop_if(steps, [&](int64_t s) { return contains(damaged_steps_, s); });
   DDP_CHECK_VALUE(
       steps.empty() || steps.back() <= step, run_.folder.path(),
       ": expected no checkpoint after step ", step, ", got one of step ", steps.back(),

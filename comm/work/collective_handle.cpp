@@ -27,8 +27,7 @@ bool CollectiveHandle::isCompleted() {
 
 // Not of the parts' isSuccess(): NCCL's throws.
 bool CollectiveHandle::isSuccess() const {
-  const auto is_over = [](const auto& part) { return part->isCompleted(); };
-  return all_of(call_.parts, is_over) && !exception();
+  return all_of(call_.parts, [](const auto& part) { return part->isCompleted(); }) && !exception();
 }
 
 std::exception_ptr CollectiveHandle::exception() const {

@@ -65,8 +65,7 @@ std::vector<StateTensor> replicated_state(
     if (is_cut_over(layout, group)) cut.insert(layout.local.unsafeGetTensorImpl());
   }
   auto state = module_state(module, {});
-  const auto is_cut = [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; };
-  drop_if(state, is_cut);
+  drop_if(state, [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; });
   return state;
 }
 

@@ -70,8 +70,7 @@ std::vector<NamedParameter> ModelTensors::trained() const {
 std::vector<StateTensor> ModelTensors::state(bool with_buffers) const {
   auto state = module_state(*module_, ignored_);
   if (!with_buffers) {
-    const auto is_buffer = [](const StateTensor& s) { return !s.is_parameter; };
-    drop_if(state, is_buffer);
+    drop_if(state, [](const StateTensor& s) { return !s.is_parameter; });
   }
   for (size_t i = 0; i < outside_.size(); ++i) state.push_back({outside_name(i), outside_[i]});
   return state;

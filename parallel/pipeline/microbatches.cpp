@@ -13,8 +13,7 @@ namespace ddp {
 Microbatches::Microbatches(
     const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool fills,
     const std::string& on_rank) {
-  const auto is_defined = [](const at::Tensor& tensor) { return tensor.defined(); };
-  const auto first = find_if(tensors, is_defined);
+  const auto first = find_if(tensors, [](const at::Tensor& tensor) { return tensor.defined(); });
   DDP_CHECK_VALUE(
       first != tensors.end(), "PipelineStage: expected ", name,
       " on the stage that uses them, got none ", on_rank, ". Pass the whole batch there.");

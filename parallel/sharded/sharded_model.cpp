@@ -124,8 +124,7 @@ void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
 }
 
 c10::Device ShardedModel::device() const {
-  const auto has_parameters = [](const auto& unit) { return unit->has_parameters(); };
-  const auto found = find_if(units_, has_parameters);
+  const auto found = find_if(units_, [](const auto& unit) { return unit->has_parameters(); });
   return found == units_.end() ? c10::Device(c10::kCPU) : (*found)->device();
 }
 

@@ -26,10 +26,11 @@ constexpr const char* kColumn = "ColumnParallelLinear";
 constexpr const char* kRow = "RowParallelLinear";
 
 /// The values that torch::nn::Linear draws, the same on all ranks.
-torch::nn::Linear draw_linear(
-    const char* layer, int64_t in, int64_t out, bool bias, const ProcessGroup& group) {
-  torch::nn::Linear whole(torch::nn::LinearOptions(in, out).bias(bias));
-  check_drawn_alike(layer, whole->weight, group);
+template <typename Options>
+torch::nn::Linear draw_linear(const char* layer, const Options& options) {
+  torch::nn::LinearOptions of_whole(options.in_features(), options.out_features());
+  torch::nn::Linear whole(of_whole.bias(options.bias()));
+  check_drawn_alike(layer, whole->weight, options.process_group().get());
   return whole;
 }
 
@@ -178,9 +179,7 @@ void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Ten
 void ColumnParallelLinearImpl::reset() {
   if (!weight.defined()) {
     check_options();
-    const auto whole = draw_linear(
-        kColumn, options.in_features(), options.out_features(), options.bias(),
-        options.process_group().get());
+    const auto whole = draw_linear(kColumn, options);
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());
@@ -246,9 +245,7 @@ void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor
 void RowParallelLinearImpl::reset() {
   if (!weight.defined()) {
     check_options();
-    const auto whole = draw_linear(
-        kRow, options.in_features(), options.out_features(), options.bias(),
-        options.process_group().get());
+    const auto whole = draw_linear(kRow, options);
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());

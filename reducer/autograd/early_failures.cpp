@@ -78,8 +78,7 @@ class ExpectedPasses {
   void drop_dead() {
     const auto is_dead = [](const ExpectedPassPtr& pass) {
       auto& outputs = pass->outputs;
-      const auto is_gone = [](const WeakNodePtr& node) { return node.expired(); };
-      drop_if(outputs, is_gone);
+      drop_if(outputs, [](const WeakNodePtr& node) { return node.expired(); });
       return outputs.empty();
     };
     drop_if(passes_, is_dead);

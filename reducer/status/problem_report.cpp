@@ -63,8 +63,7 @@ void add_problem(std::vector<Problem>& problems, Problem problem) {
   auto& names = problem.parameters;
   Problem* alike = nullptr;
   for (auto& p : problems) {
-    const auto is_named = [&](const std::string& name) { return contains(p.parameters, name); };
-    drop_if(names, is_named);
+    drop_if(names, [&](const std::string& name) { return contains(p.parameters, name); });
     const bool same = p.what == problem.what && p.remedy == problem.remedy && p.why == problem.why;
     if (same && !p.parameters.empty()) alike = &p;
   }

@@ -170,8 +170,7 @@ bool Snapshots::choose(const ProcessGroup& group) {
     chosen_ = number;
     places_ = std::move(found.places);
   }
-  const auto is_other = [this](const Snapshot& one) { return one.number != chosen_; };
-  drop_if(kept_, is_other);
+  drop_if(kept_, [this](const Snapshot& one) { return one.number != chosen_; });
   return chosen_ > 0;
 }
 

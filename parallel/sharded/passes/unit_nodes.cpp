@@ -127,8 +127,7 @@ std::vector<std::shared_ptr<ForwardPass>> passes_of(
     if (tensor.defined()) roots.emplace_back(tensor.grad_fn(), 0);
   }
   auto passes = passes_of(roots);
-  const auto is_of_other = [&](const auto& pass) { return pass->model.get() != &model; };
-  drop_if(passes, is_of_other);
+  drop_if(passes, [&](const auto& pass) { return pass->model.get() != &model; });
   return passes;
 }
 
