@@ -1,7 +1,6 @@
 #include <ddp/prefetch.h>
 
 #include <dlfcn.h>
-#include <utility>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>

@@ -40,7 +40,6 @@ Environment rank_environment(
 /// rank.
 int global_rank(const LaunchOptions& options, int local_rank);
 
-/// Reads this process's own environment.
 Environment current_environment();
 
 /// How many cores the CPU quotas of a process's control groups add up to, rounded down, at least 1;

@@ -1,5 +1,4 @@
 // ddprun: a process that guards, and below it one that runs this host's part of the job.
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -26,6 +25,7 @@
 #include "launch/processes/process_tree.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
+#include "launch/texts.h"
 
 namespace {
 
@@ -145,7 +145,7 @@ int run_guarded(const LaunchOptions& options) {
   Pipe lifeline = make_pipe();
 
   const pid_t child = ::fork();
-  if (child < 0) throw std::system_error(errno, std::generic_category(), "cannot start a process");
+  if (child < 0) throw_errno("cannot start a process");
   if (child == 0) {
     lifeline.write.reset();
     ::setsid();

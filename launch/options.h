@@ -27,7 +27,6 @@ struct ElasticOptions {
 constexpr std::chrono::milliseconds kGraceAfterFailure(3000);
 constexpr std::chrono::milliseconds kGraceAfterSignal(5000);
 
-/// The options of the command line.
 struct LaunchOptions {
   int local_ranks = 1;  // on this host
   int nodes = 1;

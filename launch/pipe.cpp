@@ -1,20 +1,18 @@
 #include "launch/pipe.h"
 
-#include <cerrno>
 #include <cstdlib>
-#include <system_error>
 
 #include <fcntl.h>
 #include <limits.h>
 #include <termios.h>
 
+#include "launch/texts.h"
+
 namespace ddp::launch {
 
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw std::system_error(errno, std::generic_category(), "cannot make a pipe");
-  }
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -45,8 +43,7 @@ void set_terminal_size(const Fd& fd, const winsize& size) { ::ioctl(fd.get(), TI
 
 void set_nonblocking(const Fd& fd) {
   if (::fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
-    throw std::system_error(
-        errno, std::generic_category(), "cannot make a rank's output non-blocking");
+    throw_errno("cannot make a rank's output non-blocking");
   }
 }
 
@@ -54,9 +51,7 @@ void open_missing_standard_fds() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) != -1) continue;
     // The lowest free number is the one just found closed.
-    if (::open("/dev/null", O_RDWR) != fd) {
-      throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
-    }
+    if (::open("/dev/null", O_RDWR) != fd) throw_errno("cannot open /dev/null");
   }
 }
 

@@ -123,7 +123,6 @@ double length_of(const Pass& pass) {
   return pass.forward + pass.backward + pass.forward_sums + pass.backward_sums;
 }
 
-/// Returns the passes by stage.
 std::vector<Pass> passes_of(
     const Model& model, const Cluster& cluster, const Layout& layout, double rows) {
   std::vector<Pass> passes;
@@ -157,16 +156,13 @@ double pipeline_time(const Layout& layout, const std::vector<Pass>& stages, doub
   const PipelineShape shape{layout.pp, layout.chunks, layout.microbatches};
   std::vector<std::vector<PipelineStep>> steps;
   for (int64_t rank = 0; rank < layout.pp; ++rank) {
-    const auto actions = pipeline_actions(layout.schedule, shape, rank);
-    steps.push_back(pipeline_steps(actions, shape, rank));
+    steps.push_back(pipeline_steps(pipeline_actions(layout.schedule, shape, rank), shape, rank));
   }
   const auto& longest = longest_of(stages);
   PipelineCosts costs;
   costs.forward = longest.forward + longest.forward_sums;
   costs.backward = longest.backward + longest.backward_sums;
-  for (const auto& stage : stages) {
-    costs.weights.push_back(length_of(stage) / length_of(longest));
-  }
+  for (const auto& stage : stages) costs.weights.push_back(length_of(stage) / length_of(longest));
   costs.message = message;
   return simulate(shape, steps, costs).time;
 }

@@ -57,7 +57,6 @@ double gather_time(const Cluster&, const Layout&, Axis axis, double bytes);
 /// Seconds of a message from a stage to the next one, while all ranks of the stage send one.
 double message_time(const Cluster&, const Layout&, double bytes);
 
-/// Whether an axis has ranks on several hosts.
 bool crosses_hosts(const Cluster&, const Layout&, Axis axis);
 
 /// Seconds of a step of the rank that has most to do.

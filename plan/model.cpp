@@ -1,7 +1,6 @@
 #include "plan/model.h"
 
 namespace ddp::plan {
-namespace {
 
 // Numbers that autograd keeps of a layer for each position and feature of `hidden`. Whole on each
 // rank: the inputs of two norms, and what they return.
@@ -12,8 +11,6 @@ constexpr double kCut = 15;
 // For each head and pair of positions: attention's weights, as softmax and as the product keep
 // them.
 constexpr double kScores = 2;
-
-}  // namespace
 
 double layer_operations(const Model& model) {
   const auto positions = static_cast<double>(model.sequence);

@@ -21,7 +21,6 @@ struct Model {
 
   /// Parameters of the table of tokens, which is the head's weight as well.
   int64_t table_parameters() const { return vocabulary * hidden; }
-  /// Parameters of one layer, on the average.
   double layer_parameters() const {
     return static_cast<double>(parameters - table_parameters()) / static_cast<double>(layers);
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <tuple>
 
 #include <ddp/internal/text.h>
 
@@ -42,15 +41,11 @@ std::vector<int64_t> microbatches_of(const Task& task, const Layout& layout) {
 /// Returns why a mesh fits with no number of micro-batches and no memory; "" where it may fit.
 std::string reason_against(const Task& task, const Layout& layout) {
   const auto& model = task.model;
-  if (model.heads % layout.tp != 0) {
-    return str("tp has to divide the heads, ", model.heads);
-  }
+  if (model.heads % layout.tp != 0) return str("tp has to divide the heads, ", model.heads);
   if (layout.stages() > model.layers) {
     return str("a stage needs a layer, and the model has ", model.layers);
   }
-  if (task.batch % layout.dp != 0) {
-    return str("dp has to divide the batch, ", task.batch);
-  }
+  if (task.batch % layout.dp != 0) return str("dp has to divide the batch, ", task.batch);
   if (task.batch / layout.dp < task.microbatches) {
     return str(
         "a micro-batch needs a sample, and a replica has ", task.batch / layout.dp, " for ",

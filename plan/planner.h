@@ -10,7 +10,6 @@
 
 namespace ddp::plan {
 
-/// The model that is to be trained, and the cluster.
 struct Task {
   Model model;
   Cluster cluster;
@@ -18,7 +17,6 @@ struct Task {
   int64_t microbatches = 0;  // of a replica; 0: what is fastest
 };
 
-/// A layout that fits.
 struct Plan {
   Layout layout;
   Memory memory;

@@ -1,7 +1,6 @@
 #include "order.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <memory>
 #include <utility>
 

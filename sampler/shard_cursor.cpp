@@ -136,11 +136,9 @@ void ShardCursor::repeat_or_advance() {
   } else if (options_.order.shuffled && options_.order.size > 1 && !std::exchange(warned_, true)) {
     TORCH_WARN(
         options_.name, ": rank ", options_.shard.rank,
-        " begins an epoch in the same order as the "
-        "one before (epoch ",
-        next_.epoch,
-        "), because nobody called set_epoch() in between. Call "
-        "set_epoch(epoch) before each epoch, on every rank, or set the option advance_epoch.");
+        " begins an epoch in the same order as the one before (epoch ", next_.epoch,
+        "), because nobody called set_epoch() in between. Call set_epoch(epoch) before each epoch, "
+        "on every rank, or set the option advance_epoch.");
   }
 }
 

@@ -1,7 +1,5 @@
 #include <ddp/sharded_sampler.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <string>
 #include <utility>
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/parameter_memory.h>
@@ -11,9 +12,7 @@ namespace ddp {
 namespace {
 
 FlatLayout layout_of(const std::vector<at::Tensor>& tensors, int ranks) {
-  std::vector<int64_t> numels;
-  for (const auto& tensor : tensors) numels.push_back(tensor.numel());
-  return {numels, ranks};
+  return {c10::fmap(tensors, [](const auto& tensor) { return tensor.numel(); }), ranks};
 }
 
 }  // namespace

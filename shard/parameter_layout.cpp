@@ -1,12 +1,11 @@
 #include <ddp/parameter_layout.h>
 
-#include <algorithm>
-#include <string>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/stage_tensors.h>
 
 namespace ddp {
@@ -98,22 +97,19 @@ ParameterLayout whole_layout(std::string name, const at::Tensor& parameter) {
 }
 
 bool is_cut_over(const ParameterLayout& layout, const c10d::ProcessGroup& group) {
-  const auto& groups = layout.sharded_over;
-  return std::any_of(groups.begin(), groups.end(), [&](const ProcessGroup& parts) {
+  return any_of(layout.sharded_over, [&](const ProcessGroup& parts) {
     return count_common_ranks(*parts, group).value_or(1) > 1;
   });
 }
 
 bool is_in_parts(const ParameterLayout& layout) {
-  const auto& groups = layout.sharded_over;
-  return std::any_of(
-      groups.begin(), groups.end(), [](const ProcessGroup& parts) { return parts->getSize() > 1; });
+  return any_of(
+      layout.sharded_over, [](const ProcessGroup& parts) { return parts->getSize() > 1; });
 }
 
 bool is_cut_within(const ParameterLayout& layout, const c10d::ProcessGroup& group) {
   if (layout.sharded_over.empty()) return false;
-  const auto& groups = layout.sharded_over;
-  const bool lie_within = std::all_of(groups.begin(), groups.end(), [&](const ProcessGroup& parts) {
+  const bool lie_within = all_of(layout.sharded_over, [&](const ProcessGroup& parts) {
     return count_common_ranks(*parts, group).value_or(parts->getSize()) == parts->getSize();
   });
   return lie_within || is_cut_over(layout, group);

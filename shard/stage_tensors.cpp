@@ -8,7 +8,6 @@
 namespace ddp {
 namespace {
 
-/// The places of all stages of this process.
 class StagePlaces {
  public:
   static StagePlaces& instance() {

@@ -21,7 +21,6 @@ struct CheckpointedRun {
         folder(std::move(path)),
         peers(group) {}
 
-  /// Goes on with other ranks.
   void rebind(const ProcessGroup& other) {
     group = other;
     peers = CheckpointPeers(group);

@@ -1,6 +1,5 @@
 #include <ddp/checkpointer.h>
 
-#include <algorithm>
 #include <cctype>
 #include <utility>
 
@@ -8,6 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "checkpointer/checkpointed_run.h"
@@ -24,14 +24,12 @@ void check_name(
   };
   DDP_CHECK_VALUE(
       !name.empty() && name.size() <= 100 && name.front() != '.' && name.rfind("rank-", 0) != 0 &&
-          name.find(kShardInfix) == std::string::npos &&
-          std::all_of(name.begin(), name.end(), is_allowed),
+          name.find(kShardInfix) == std::string::npos && all_of(name, is_allowed),
       "Checkpointer::add: expected a name of 1 to 100 letters, digits, '.', '_' and '-' that does "
       "not begin with '.' or \"rank-\", nor have \".shard-\", got \"",
       name, "\". Choose another.");
   const auto is_taken =
-      sharded.contains(name) ||
-      std::any_of(parts.begin(), parts.end(), [&](const NamedPart& p) { return p.name == name; });
+      sharded.contains(name) || any_of(parts, [&](const NamedPart& p) { return p.name == name; });
   DDP_CHECK_VALUE(
       !is_taken, "Checkpointer::add: expected each name once, got \"", name,
       "\" again. Choose another.");
@@ -206,7 +204,7 @@ void Checkpointer::load(int64_t step) {
   const auto drop_shards = c10::make_scope_exit([&run = run] { run.sharded.release(); });
   saving.finish();
   const auto steps = agreed_steps(run);
-  if (std::find(steps.begin(), steps.end(), step) == steps.end()) {
+  if (!contains(steps, step)) {
     run.peers.throw_agreed(ddp::str(
         "Checkpointer: expected a checkpoint of step ", step, " in ", run.folder.path(), ", got ",
         joined_steps(steps), ". Load one of these."));

@@ -4,12 +4,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "parts/cut_parts.h"
@@ -28,17 +27,14 @@ LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = fal
 
 bool is_cut(const torch::nn::Module& module, const c10d::ProcessGroup& group) {
   const auto layouts = layouts_of(module);
-  return std::any_of(layouts.begin(), layouts.end(), [&](const ParameterLayout& layout) {
-    return is_cut_within(layout, group);
-  });
+  return any_of(
+      layouts, [&](const ParameterLayout& layout) { return is_cut_within(layout, group); });
 }
 
 template <typename Predicate>
 bool any_parameter(const torch::optim::Optimizer& optimizer, const Predicate& predicate) {
   const auto& groups = optimizer.param_groups();
-  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return std::any_of(group.params().begin(), group.params().end(), predicate);
-  });
+  return any_of(groups, [&](const auto& group) { return any_of(group.params(), predicate); });
 }
 
 bool is_cut(
@@ -51,8 +47,7 @@ bool is_cut(
 }
 
 bool is_whole(const LayoutsByParameter& layouts) {
-  return std::none_of(
-      layouts.begin(), layouts.end(), [](const auto& item) { return is_in_parts(item.second); });
+  return none_of(layouts, [](const auto& item) { return is_in_parts(item.second); });
 }
 
 /// Throws for an optimizer of which rank 0's state would be saved for all, while each rank saves
@@ -71,8 +66,8 @@ void check_optimizers(const CheckpointedRun& run) {
     DDP_CHECK_VALUE(
         optimizer == nullptr || !any_parameter(*optimizer, is_cut_here),
         "Checkpointer: expected \"", named.name,
-        "\", whose parameters are cut over the ranks, to be added as their model is, got add() "
-        "for it and add_per_rank() for the model. Add both by add().");
+        "\", whose parameters are cut over the ranks, to be added as their model is, got add() for "
+        "it and add_per_rank() for the model. Add both by add().");
   }
 }
 
@@ -149,9 +144,8 @@ void divide(CheckpointedRun& run, const std::map<std::string, bool>& cut) {
     if (!run.sharded.contains(named.name)) {
       DDP_CHECK_VALUE(
           named.part->has_named_state(),
-          "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
-          "RMSprop and Adagrad for parameters that are cut over the ranks, got another optimizer "
-          "for \"",
+          "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, RMSprop and Adagrad for "
+          "parameters that are cut over the ranks, got another optimizer for \"",
           named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
       const auto part =
           std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/internal/text.h>
-
 namespace ddp {
 
 CheckpointPeers::CheckpointPeers(ProcessGroup group)
@@ -40,12 +38,6 @@ std::string describe_problems(const std::vector<std::string>& by_rank, const std
         by_rank.size(), ": ", problem);
   }
   return text;
-}
-
-size_t first_different_rank(const std::vector<std::string>& by_rank) {
-  const auto is_other = [&](const std::string& text) { return text != by_rank.front(); };
-  const auto found = std::find_if(by_rank.begin(), by_rank.end(), is_other);
-  return found == by_rank.end() ? 0 : static_cast<size_t>(found - by_rank.begin());
 }
 
 }  // namespace ddp

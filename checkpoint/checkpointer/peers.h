@@ -65,9 +65,6 @@ std::array<std::vector<std::string>, Count> texts_by_position(
   return places;
 }
 
-/// Returns the first rank whose text differs from rank 0's; 0 for none.
-size_t first_different_rank(const std::vector<std::string>& by_rank);
-
 /// Ends the text of an error whose usual reason is that ranks see different folders.
 inline constexpr const char* kShareRemedy = ". Name a folder that all ranks share.";
 

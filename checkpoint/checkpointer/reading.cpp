@@ -6,7 +6,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include <ddp/internal/checkpoint_part.h>
 #include <ddp/internal/random_state.h>
 #include "checkpointer/save_job.h"
 #include "files/crc32c.h"
@@ -69,11 +68,7 @@ class CheckpointReader {
   std::string subject_of(const std::string& file) const { return folder_ + "/" + file; }
 
   c10::IValue read_file(const std::string& file) const {
-    const auto* known = manifest_.find(file);
-    if (known == nullptr) {
-      throw DamagedCheckpoint(ddp::str(folder_, " has no ", file, " in its ", kManifestName));
-    }
-    check_file(folder_, *known);
+    check_file(folder_, manifest_, file);
     return read_torch_file(folder_ + "/" + file);
   }
 
@@ -217,10 +212,7 @@ c10::IValue state_of_rank(const std::vector<NamedPart>& parts) {
   for (const auto& named : parts) {
     if (named.is_per_rank) own.insert(named.name, named.part->state());
   }
-  auto dict = make_dict();
-  dict.insert(kRandom, random_state());
-  dict.insert(kParts, own);
-  return dict;
+  return make_dict({{kRandom, random_state()}, {kParts, own}});
 }
 
 Reading read_checkpoint(

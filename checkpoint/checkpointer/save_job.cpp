@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <exception>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -158,11 +157,8 @@ void SaveJob::write_own_files() {
   write_atomically(done_file(plan_.rank), done);
 }
 
-// Writes to another name and renames, so that rank 0 sees the whole file or none.
 void SaveJob::write_atomically(const std::string& file, const std::string& text) {
-  const auto path = path_of(file);
-  write_whole_file(path + ".part", text);
-  rename_path(path + ".part", path);
+  replace_file(path_of(file), [&](OutputFile& out) { out.write(text.data(), text.size()); });
 }
 
 void SaveJob::write_failure_file(const std::string& error) {

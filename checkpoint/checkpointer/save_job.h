@@ -44,8 +44,7 @@ class SaveJob {
   explicit SaveJob(SavePlan plan);
   /// Cancels, and joins the thread.
   ~SaveJob();
-  SaveJob(const SaveJob&) = delete;
-  SaveJob& operator=(const SaveJob&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SaveJob);
 
   /// Waits until this rank's files are on the disk. \return the reason why they are not, or "".
   std::string wait_for_files();

@@ -10,6 +10,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "checkpointer/cut_parts_of_run.h"
@@ -57,8 +58,7 @@ void Saving::restart() {
   bool is_whole = false;
   const auto problem = problem_of([&] {
     if (last < 0 || run_.peers.rank() != 0) return;
-    const auto steps = run_.folder.finished_steps();
-    is_whole = std::find(steps.begin(), steps.end(), last) != steps.end();
+    is_whole = contains(run_.folder.finished_steps(), last);
   });
   const auto agreed = run_.peers.agree_without(problem, is_whole ? "whole" : "", kDoing);
   last_step_ = agreed.front().empty() ? -1 : last;
@@ -101,10 +101,7 @@ std::string Saving::begin(int64_t step) {
 // load_latest().
 void Saving::check_is_newest(int64_t step) const {
   auto steps = run_.folder.finished_steps();
-  const auto is_damaged = [&](int64_t s) {
-    return std::find(damaged_steps_.begin(), damaged_steps_.end(), s) != damaged_steps_.end();
-  };
-  steps.erase(std::remove_if(steps.begin(), steps.end(), is_damaged), steps.end());
+  drop_if(steps, [&](int64_t s) { return contains(damaged_steps_, s); });
   DDP_CHECK_VALUE(
       steps.empty() || steps.back() <= step, run_.folder.path(),
       ": expected no checkpoint after step ", step, ", got one of step ", steps.back(),
@@ -120,9 +117,7 @@ void Saving::discard(const std::string& hidden) const {
 // Gathers parts that are divided among ranks. A failed connection fails on all of them.
 void Saving::gather_parts() const {
   for (const auto& named : run_.parts) {
-    if (!named.is_per_rank) {
-      named.part->gather(run_.group, detail::CheckpointPart::States::OfFirst);
-    }
+    if (!named.is_per_rank) named.part->gather(run_.group, detail::CheckpointPart::States::OfFirst);
   }
 }
 

@@ -18,10 +18,8 @@ class Saving {
   explicit Saving(CheckpointedRun& run) : run_(run) {}
   /// Waits for the unfinished save as ~Checkpointer() says.
   ~Saving();
-  Saving(const Saving&) = delete;
-  Saving& operator=(const Saving&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Saving);
 
-  /// Checkpointer::save().
   void save(int64_t step);
   /// Whether maybe_save() saves this step, the same on every rank.
   ///
@@ -35,7 +33,6 @@ class Saving {
   /// Collective: yes, over them.
   void restart();
 
-  /// The run continues from the checkpoint of `step`.
   void continue_from(int64_t step);
   /// Sets the steps of damaged checkpoints, which the next save removes and which do not count as
   /// newer ones.

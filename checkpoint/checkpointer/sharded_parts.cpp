@@ -1,12 +1,13 @@
 #include "checkpointer/sharded_parts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/torch_file.h"
@@ -53,9 +54,8 @@ void check_can_be_written(const ShardedTensor& shard, const std::string& subject
                             local.storage().allocator() != nullptr;
   DDP_CHECK_VALUE(
       !is_temporary, subject,
-      ": expected tensors that a load can write into, got a temporary one "
-      "for ",
-      shard.name, ". Return the model's tensor, or a view of it.");
+      ": expected tensors that a load can write into, got a temporary one for ", shard.name,
+      ". Return the model's tensor, or a view of it.");
   DDP_CHECK_VALUE(
       at::has_internal_overlap(local) != at::MemOverlap::Yes && !local.is_inference(), subject,
       ": expected tensors that a load can write into, got an expanded or an inference tensor for ",
@@ -106,8 +106,7 @@ PreparedLoad prepare_shards(
 }
 
 bool ShardedParts::contains(const std::string& name) const {
-  return std::any_of(
-      parts_.begin(), parts_.end(), [&](const ShardedPart& part) { return part.name == name; });
+  return any_of(parts_, [&](const ShardedPart& part) { return part.name == name; });
 }
 
 void ShardedParts::refresh() {
@@ -134,7 +133,7 @@ std::string ShardedParts::change() const {
 void ShardedParts::exchange(
     CheckpointPeers& peers, const std::vector<std::string>& changes, const std::string& doing) {
   const auto is_changed = [](const std::string& text) { return !text.empty(); };
-  if (std::any_of(changes.begin(), changes.end(), is_changed)) gather(peers, doing);
+  if (any_of(changes, is_changed)) gather(peers, doing);
   for (auto& part : parts_) {
     if (!part.has_copies) continue;
     const auto& own = part.ranks[static_cast<size_t>(peers.rank())];
@@ -150,9 +149,7 @@ void ShardedParts::gather(CheckpointPeers& peers, const std::string& doing) {
   // All ranks have the same texts, and so the same error.
   const auto problem = problem_of([&] {
     const auto names_of = [](const RankLayouts& layouts) {
-      std::vector<std::string> names;
-      for (const auto& part : layouts) names.push_back(part.first);
-      return names;
+      return c10::fmap(layouts, [](const auto& part) { return part.first; });
     };
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
       DDP_CHECK_VALUE(

@@ -1,7 +1,6 @@
 #include <ddp/consolidate_checkpoint.h>
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 #include <ddp/internal/prepared_load.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "checkpointer/reading.h"
@@ -60,7 +60,7 @@ class Consolidation {
     }
     if (!has_file_) return;
     report_check(part_file(options_.part()));
-    check_file(folder_, *manifest_.find(part_file(options_.part())));
+    check_file(folder_, manifest_, part_file(options_.part()));
   }
 
   void write(const std::string& path) {
@@ -229,9 +229,8 @@ int64_t consolidate_checkpoint(
   if (!step) return consolidate_newest(folder, file, options);
   const auto steps = folder.steps();
   DDP_CHECK(
-      std::find(steps.begin(), steps.end(), *step) != steps.end(), kConsolidate,
-      ": expected a checkpoint of step ", *step, " in ", path, ", got ",
-      steps.empty() ? "none" : joined_by(", ", steps), ". Name one of these.");
+      contains(steps, *step), kConsolidate, ": expected a checkpoint of step ", *step, " in ", path,
+      ", got ", steps.empty() ? "none" : joined_by(", ", steps), ". Name one of these.");
   try {
     Consolidation consolidation(folder.path_of(*step), *step, options);
     consolidation.check();

@@ -1,12 +1,9 @@
 #include "files/folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
-#include <random>
 #include <string_view>
 
 #include <ddp/internal/check.h>
@@ -137,9 +134,7 @@ void CheckpointFolder::remove_old(
 }
 
 Manifest read_manifest(const std::string& folder, int64_t step) {
-  if (kind_of_path(folder) != PathKind::Folder) {
-    throw DamagedCheckpoint(folder + " is no folder");
-  }
+  if (kind_of_path(folder) != PathKind::Folder) throw DamagedCheckpoint(folder + " is no folder");
   const auto path = ddp::str(folder, "/", kManifestName);
   if (kind_of_path(path) != PathKind::File) {
     throw DamagedCheckpoint(ddp::str(folder, " has no ", kManifestName));
@@ -152,14 +147,18 @@ Manifest read_manifest(const std::string& folder, int64_t step) {
   return manifest;
 }
 
-void check_file(const std::string& folder, const ManifestFile& file) {
-  const auto path = folder + "/" + file.name;
+void check_file(const std::string& folder, const Manifest& manifest, const std::string& name) {
+  const auto* known = manifest.find(name);
+  if (known == nullptr) {
+    throw DamagedCheckpoint(ddp::str(folder, " has no ", name, " in its ", kManifestName));
+  }
+  const auto path = folder + "/" + name;
   if (kind_of_path(path) != PathKind::File) throw DamagedCheckpoint(path + " is missing");
   const auto sum = sum_of_file(path);
-  if (sum == file.sum) return;
+  if (sum == known->sum) return;
   throw DamagedCheckpoint(ddp::str(
       path, " is damaged: it has ", sum.bytes, " bytes with the CRC-32C ", hexadecimal(sum.crc32c),
-      ", and was written with ", file.sum.bytes, " and ", hexadecimal(file.sum.crc32c)));
+      ", and was written with ", known->sum.bytes, " and ", hexadecimal(known->sum.crc32c)));
 }
 
 }  // namespace ddp

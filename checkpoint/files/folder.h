@@ -51,9 +51,9 @@ class CheckpointFolder {
 /// \throws c10::Error  it cannot be read, or has another format, or another step.
 Manifest read_manifest(const std::string& folder, int64_t step);
 
-/// Compares a file with the manifest.
+/// Compares a file of a checkpoint's folder with the manifest.
 ///
-/// \throws DamagedCheckpoint  it differs. c10::Error  it cannot be read.
-void check_file(const std::string& folder, const ManifestFile& file);
+/// \throws DamagedCheckpoint  it differs, or the manifest lacks it. c10::Error  it cannot be read.
+void check_file(const std::string& folder, const Manifest& manifest, const std::string& name);
 
 }  // namespace ddp

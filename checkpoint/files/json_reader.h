@@ -28,11 +28,9 @@ class JsonReader {
   void key(const char* name);
   /// Reads a comma, and then as key().
   void next_key(const char* name);
-  /// Reads an integer of 64 bits.
   int64_t number();
   /// Reads [1, 2].
   std::vector<int64_t> numbers();
-  /// Skips a value of any kind.
   void skip_value();
 
   /// Calls `read` for each item between two brackets.

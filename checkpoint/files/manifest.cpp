@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
-#include <stdexcept>
 #include <string_view>
 
+#include <ATen/core/functional.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/file_io.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "files/crc32c.h"
@@ -63,9 +63,7 @@ std::string json_numbers(const std::vector<int64_t>& numbers) {
 }
 
 std::string json_texts(const std::vector<std::string>& texts) {
-  std::vector<std::string> quoted;
-  for (const auto& text : texts) quoted.push_back(json_text(text));
-  return ddp::str("[", joined_by(", ", quoted), "]");
+  return ddp::str("[", joined_by(", ", c10::fmap(texts, json_text)), "]");
 }
 
 std::string json_tensor(const IndexedTensor& tensor) {
@@ -99,15 +97,6 @@ at::ScalarType dtype_named(const std::string& name) {
     throw std::invalid_argument(ddp::str("expected the name of a dtype, got \"", name, '"'));
   }
   return found->second;
-}
-
-void check_inside(const TensorBox& box, const std::vector<int64_t>& sizes) {
-  bool fits = box.offset.size() == sizes.size() && box.size.size() == sizes.size();
-  for (size_t d = 0; fits && d < sizes.size(); ++d) {
-    fits = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= sizes[d] &&
-           box.size[d] <= sizes[d] - box.offset[d];
-  }
-  if (!fits) throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
 }
 
 /// Checks that every element is in one box, as a load needs it.
@@ -155,7 +144,9 @@ IndexedTensor read_tensor(JsonReader& json) {
     json.expect(',');
     box.box.size = json.numbers();
     json.expect(']');
-    check_inside(box.box, tensor.kind.sizes);
+    if (!is_within(box.box, tensor.kind.sizes)) {
+      throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
+    }
   });
   if (json.accept(',')) {
     json.key("other_names");
@@ -193,8 +184,7 @@ std::string hexadecimal(uint32_t number) {
 }
 
 const ManifestFile* Manifest::find(const std::string& name) const {
-  const auto found = std::find_if(
-      files.begin(), files.end(), [&](const ManifestFile& file) { return file.name == name; });
+  const auto found = find_if(files, [&](const ManifestFile& file) { return file.name == name; });
   return found == files.end() ? nullptr : &*found;
 }
 

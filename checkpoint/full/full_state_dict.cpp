@@ -48,7 +48,6 @@ class FullGather {
       return {};
     }
     auto all = at::empty(tensor.kind.sizes, tensor.kind.dtype);
-    const std::vector<int64_t> front(tensor.kind.sizes.size(), 0);
     for (size_t rank = 0; rank < by_rank_.size(); ++rank) {
       const auto found = by_rank_[rank].find(tensor.name);
       if (found == by_rank_[rank].end()) continue;
@@ -56,7 +55,7 @@ class FullGather {
       const auto values = static_cast<int>(rank) == to_
                               ? views_.at(tensor.name)
                               : receive(static_cast<int>(rank), boxes, tensor.kind.dtype);
-      for (size_t i = 0; i < boxes.size(); ++i) box_view(all, front, boxes[i]).copy_(values[i]);
+      for (size_t i = 0; i < boxes.size(); ++i) box_view(all, boxes[i]).copy_(values[i]);
     }
     return all;
   }
@@ -114,8 +113,7 @@ WholeTensors agree_on_tensors(
         auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
         const auto& ranks_to = texts[1];
-        for (size_t rank = 1; rank < ranks_to.size(); ++rank) {
-          if (ranks_to[rank] == ranks_to[0]) continue;
+        if (const auto rank = first_different_rank(ranks_to); rank > 0) {
           return ddp::str(
               kFullStateDict, ": expected the same rank `to` on all, got ", ranks_to[0],
               " on rank 0 and ", ranks_to[rank], " on rank ", rank, " of ", ranks_to.size(),

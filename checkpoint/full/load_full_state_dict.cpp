@@ -34,9 +34,7 @@ std::string load_text(const std::vector<NamedKind>& tensors) {
 std::vector<NamedKind> tensors_in_load_text(const std::string& text) {
   std::vector<NamedKind> tensors;
   auto layouts = layouts_from(text);
-  for (auto& layout : layouts[""]) {
-    tensors.push_back({layout.name, std::move(layout.kind)});
-  }
+  for (auto& layout : layouts[""]) tensors.push_back({layout.name, std::move(layout.kind)});
   return tensors;
 }
 
@@ -203,8 +201,7 @@ void load_full_state_dict(
       auto bytes = memory.view(at::kByte);
       broadcast(bytes, /*src=*/0, group);
       const auto all = memory.view(kind.sizes);
-      const std::vector<int64_t> front(kind.sizes.size(), 0);
-      for (const auto* part : parts[i]) part->view.copy_(box_view(all, front, part->box));
+      for (const auto* part : parts[i]) part->view.copy_(box_view(all, part->box));
     }
   });
 }

@@ -13,16 +13,6 @@
 namespace ddp {
 namespace {
 
-void check_within(const ParameterLayout& layout, const TensorBox& box) {
-  bool is_within = box.size.size() == layout.sizes.size();
-  for (size_t d = 0; is_within && d < box.size.size(); ++d) {
-    is_within = box.offset[d] >= 0 && box.offset[d] + box.size[d] <= layout.sizes[d];
-  }
-  DDP_CHECK_VALUE(
-      is_within, "ParameterLayout: expected boxes within ", at::IntArrayRef(layout.sizes), " for ",
-      layout.name, ", got ", box_text(box), ". Correct its layouts().");
-}
-
 /// Stages of a model have other parameters, and so other buffers. Ranks with the same cut
 /// parameters have the same model.
 void check_same_names(
@@ -40,9 +30,8 @@ void check_same_names(
     }
     DDP_CHECK_VALUE(
         text.empty(), function,
-        ": expected every rank to have the same parameters and buffers, but "
-        "rank ",
-        rank, " of ", whole.size(), " ", text, ". Build the same model on every rank.");
+        ": expected every rank to have the same parameters and buffers, but rank ", rank, " of ",
+        whole.size(), " ", text, ". Build the same model on every rank.");
   }
 }
 
@@ -58,7 +47,10 @@ OwnParts own_parts_of(const torch::nn::Module& module, Values values) {
     if (layout.sharded_over.empty()) own.whole.push_back(names[0]);
     const auto views = views_of_boxes(layout, values == Values::ToSave ? value : tensor);
     for (size_t i = 0; i < views.size(); ++i) {
-      check_within(layout, layout.boxes[i]);
+      DDP_CHECK_VALUE(
+          is_within(layout.boxes[i], layout.sizes), "ParameterLayout: expected boxes within ",
+          at::IntArrayRef(layout.sizes), " for ", layout.name, ", got ", box_text(layout.boxes[i]),
+          ". Correct its layouts().");
       own.parts.push_back({names[0], layout.boxes[i], views[i]});
       own.layouts.push_back({names[0], kind, layout.boxes[i], 0, layout.stage});
     }

@@ -1,7 +1,6 @@
 // Describes every tensor of a sharded model; each rank holds the whole description.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,14 +14,12 @@
 
 namespace ddp {
 
-/// A box of this rank, of which tensor.
 struct OwnPart {
   std::string name;
   TensorBox box;
   at::Tensor view;  // of the module's memory, or of what a save writes
 };
 
-/// The parts of a model that this rank has.
 struct OwnParts {
   std::vector<OwnPart> parts;
   std::vector<ShardLayout> layouts;  // the same boxes, and an empty one of each tensor without
@@ -42,7 +39,6 @@ OwnParts own_parts_of(const torch::nn::Module& module, Values values);
 /// A text for the other ranks.
 std::string to_text(const OwnParts& own);
 
-/// The tensors of the whole model.
 struct WholeTensors {
   std::vector<NamedKind> tensors;  // in rank 0's order; then the tensors that rank 0 lacks
   /// Every name, with its tensor's number in `tensors`; in the same order.

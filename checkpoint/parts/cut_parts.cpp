@@ -1,15 +1,13 @@
 #include "parts/cut_parts.h"
 
-#include <algorithm>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/module_dict.h"
@@ -39,10 +37,7 @@ at::Tensor with_elements_of(
     const at::Tensor& whole, const ParameterLayout& layout, at::Tensor own) {
   const c10::NoGradGuard no_grad;
   const auto views = views_of_boxes(layout, own);
-  const std::vector<int64_t> origin(layout.sizes.size(), 0);
-  for (size_t i = 0; i < views.size(); ++i) {
-    views[i].copy_(box_view(whole, origin, layout.boxes[i]));
-  }
+  for (size_t i = 0; i < views.size(); ++i) views[i].copy_(box_view(whole, layout.boxes[i]));
   return own;
 }
 
@@ -64,9 +59,7 @@ std::vector<std::pair<c10::IValue, c10::IValue>> entries_of(const c10::IValue& d
 using Layouts = std::vector<ParameterLayout>;
 
 bool are_of_stage(const Layouts& layouts) {
-  return std::any_of(layouts.begin(), layouts.end(), [](const ParameterLayout& layout) {
-    return layout.stage.has_value();
-  });
+  return any_of(layouts, [](const ParameterLayout& layout) { return layout.stage.has_value(); });
 }
 
 /// The numbers of an optimizer's parameters, by group.
@@ -142,10 +135,7 @@ c10::IValue with_names_of(
     }
     options.push_back(group);
   }
-  auto all = make_dict();
-  all.insert(kState, state);
-  all.insert(kGroups, options);
-  return all;
+  return make_dict({{kState, state}, {kGroups, options}});
 }
 
 /// Puts the parameters' state, which a file has by number, to the numbers that the program gives to
@@ -193,7 +183,6 @@ Layouts layouts_of_optimizer(
   return layouts;
 }
 
-/// Cuts the state of a whole model.
 c10::IValue cut_whole(
     const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
   DDP_CHECK_VALUE(
@@ -300,9 +289,8 @@ PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& 
       by_name.emplace("module." + tensor.names[i], place);
     }
   }
-  const bool is_stage = std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
-    return tensor.layout.stage.has_value();
-  });
+  const bool is_stage =
+      any_of(tensors, [](const auto& tensor) { return tensor.layout.stage.has_value(); });
   auto own = make_dict();
   for (const auto& [name, value] : entries_of(saved)) {
     const auto found = name.isString() ? by_name.find(name.toStringRef()) : by_name.end();

@@ -1,7 +1,6 @@
 #include "parts/module_tensors.h"
 
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include <ddp/internal/cut_parameters.h>

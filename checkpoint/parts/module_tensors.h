@@ -15,7 +15,6 @@ using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
 
 void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
 
-/// A parameter or a buffer of a module.
 struct ModuleTensor {
   /// In the whole model, as layouts_of() has them: without wrappers in between. Several where
   /// modules share it; the first one names it in files.

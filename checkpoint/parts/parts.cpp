@@ -69,8 +69,8 @@ class ShardedOptimizerPart : public CheckpointPart {
     const auto whole = std::move(consolidated_);
     DDP_CHECK(
         whole,
-        "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank "
-        "loads its share, got it in add_per_rank(). Call add().");
+        "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank loads its "
+        "share, got it in add_per_rank(). Call add().");
     return optimizer_dict(*whole);
   }
 
@@ -108,9 +108,7 @@ class ArchivePart : public CheckpointPart {
     });
     auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
     std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-    auto dict = make_dict();
-    dict.insert(kArchive, tensor);
-    return dict;
+    return make_dict({{kArchive, tensor}});
   }
 
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
@@ -119,11 +117,10 @@ class ArchivePart : public CheckpointPart {
         bytes != nullptr && bytes->isTensor() && bytes->toTensor().scalar_type() == at::kByte,
         context.subject, ": expected what save(archive) wrote, got ", saved.tagKind(),
         ". Add the part that was saved under this name.");
-    PreparedLoad load;
     // Only the part's own load() can judge an archive, so loading is tried.
-    load.apply = [this, bytes = saved, subject = context.subject] { read(bytes, subject); };
-    load.undo = [this, bytes = state(), subject = context.subject] { read(bytes, subject); };
-    return load;
+    return {
+        [this, bytes = saved, subject = context.subject] { read(bytes, subject); },
+        [this, bytes = state(), subject = context.subject] { read(bytes, subject); }};
   }
 
  private:
@@ -180,9 +177,7 @@ class ValuePart : public CheckpointPart {
     DDP_CHECK_VALUE(
         check_(saved), context.subject, ": expected ", kind_, ", got ", saved.tagKind(),
         ". Add the part that was saved under this name.");
-    PreparedLoad load;
-    load.apply = [this, saved] { set_(saved); };
-    return load;
+    return {[this, saved] { set_(saved); }};
   }
 
  private:

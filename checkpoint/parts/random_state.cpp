@@ -2,14 +2,12 @@
 
 #include <map>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/core/Generator.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
 
@@ -69,27 +67,16 @@ uint64_t mix_bits(uint64_t bits) {
 
 }  // namespace
 
-at::Tensor generator_state(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_generator_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
 c10::IValue random_state() {
-  auto dict = make_dict();
-  dict.insert(kCpu, generator_state(cpu_generator()));
-  dict.insert(kSeed, static_cast<int64_t>(cpu_generator().current_seed()));
   auto gpus = make_dict();
   for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(gpu_generator(gpu)));
-  dict.insert(accelerator_name(), gpus);
   auto streams = make_dict();
   for (const auto& [name, state] : random_stream_states()) streams.insert(name, state);
-  dict.insert(kStreams, streams);
-  return dict;
+  return make_dict(
+      {{kCpu, generator_state(cpu_generator())},
+       {kSeed, static_cast<int64_t>(cpu_generator().current_seed())},
+       {accelerator_name(), gpus},
+       {kStreams, streams}});
 }
 
 PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& subject) {
@@ -99,9 +86,7 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
   if (const auto* gpus = find_in(saved, accelerator_name())) {
     for (const auto& entry : gpus->toGenericDict()) {
       const auto gpu = entry.key().toInt();
-      if (gpu < count_gpus()) {
-        states.emplace_back(gpu_generator(gpu), entry.value().toTensor());
-      }
+      if (gpu < count_gpus()) states.emplace_back(gpu_generator(gpu), entry.value().toTensor());
     }
   }
   std::map<std::string, at::Tensor> streams;
@@ -113,12 +98,10 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
       streams[entry.key().toStringRef()] = entry.value().toTensor();
     }
   }
-  PreparedLoad load;
-  load.apply = [states = std::move(states), streams = std::move(streams)] {
+  return {[states = std::move(states), streams = std::move(streams)] {
     for (const auto& [generator, state] : states) set_generator_state(generator, state);
     set_random_stream_states(streams);
-  };
-  return load;
+  }};
 }
 
 PreparedLoad prepare_new_random_state(
@@ -130,16 +113,14 @@ PreparedLoad prepare_new_random_state(
   auto mixed = mix_bits(static_cast<uint64_t>(seed->toInt()));
   mixed = mix_bits(mixed ^ static_cast<uint64_t>(rank));
   mixed = mix_bits(mixed ^ static_cast<uint64_t>(step));
-  PreparedLoad load;
-  load.apply = [mixed] {
+  return {[mixed] {
     std::vector<at::Generator> generators{cpu_generator()};
     for (const auto gpu : gpus_in_use()) generators.push_back(gpu_generator(gpu));
     for (auto& generator : generators) {
       const std::lock_guard lock(generator.mutex());
       generator.set_current_seed(mixed);
     }
-  };
-  return load;
+  }};
 }
 
 namespace detail {
@@ -152,9 +133,7 @@ class GeneratorPart : public CheckpointPart {
   c10::IValue state() override { return generator_state(generator_); }
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
     check_state(generator_, &saved, context.subject);
-    PreparedLoad load;
-    load.apply = [this, state = saved.toTensor()] { set_generator_state(generator_, state); };
-    return load;
+    return {[this, state = saved.toTensor()] { set_generator_state(generator_, state); }};
   }
 
  private:

@@ -1,7 +1,6 @@
 // LibTorch's schedulers have no save and no load, and their interfaces do not expose their
 // counters.
 #include <memory>
-#include <tuple>
 
 #include <ddp/internal/check.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -55,16 +54,12 @@ class SchedulerPart : public CheckpointPart {
   explicit SchedulerPart(torch::optim::LRScheduler& scheduler) : scheduler_(scheduler) {}
 
   c10::IValue state() override {
-    auto dict = make_dict();
-    dict.insert(kStepCount, static_cast<int64_t>(scheduler_.*StepCount::kMember));
-    return dict;
+    return make_dict({{kStepCount, static_cast<int64_t>(scheduler_.*StepCount::kMember)}});
   }
 
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
     const auto count = saved_count(saved, kStepCount, context);
-    PreparedLoad load;
-    load.apply = [this, count] { scheduler_.*StepCount::kMember = static_cast<unsigned>(count); };
-    return load;
+    return {[this, count] { scheduler_.*StepCount::kMember = static_cast<unsigned>(count); }};
   }
 
  private:
@@ -79,12 +74,11 @@ class PlateauPart : public CheckpointPart {
 
   c10::IValue state() override {
     const auto members = plateau_members();
-    auto dict = make_dict();
-    dict.insert(kBest, static_cast<double>(scheduler_.*members.best));
-    dict.insert(kCooldown, static_cast<int64_t>(scheduler_.*members.cooldown_counter));
-    dict.insert(kLastEpoch, static_cast<int64_t>(scheduler_.*members.last_epoch));
-    dict.insert(kBadEpochs, static_cast<int64_t>(scheduler_.*members.num_bad_epochs));
-    return dict;
+    return make_dict(
+        {{kBest, static_cast<double>(scheduler_.*members.best)},
+         {kCooldown, static_cast<int64_t>(scheduler_.*members.cooldown_counter)},
+         {kLastEpoch, static_cast<int64_t>(scheduler_.*members.last_epoch)},
+         {kBadEpochs, static_cast<int64_t>(scheduler_.*members.num_bad_epochs)}});
   }
 
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
@@ -95,15 +89,13 @@ class PlateauPart : public CheckpointPart {
     const auto cooldown = saved_count(saved, kCooldown, context);
     const auto last_epoch = saved_count(saved, kLastEpoch, context);
     const auto bad_epochs = saved_count(saved, kBadEpochs, context);
-    PreparedLoad load;
-    load.apply = [this, cooldown, last_epoch, bad_epochs, best = best->toDouble()] {
+    return {[this, cooldown, last_epoch, bad_epochs, best = best->toDouble()] {
       const auto members = plateau_members();
       scheduler_.*members.best = static_cast<float>(best);
       scheduler_.*members.cooldown_counter = static_cast<int>(cooldown);
       scheduler_.*members.last_epoch = static_cast<int>(last_epoch);
       scheduler_.*members.num_bad_epochs = static_cast<int>(bad_epochs);
-    };
-    return load;
+    }};
   }
 
  private:

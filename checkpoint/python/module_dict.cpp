@@ -1,14 +1,13 @@
 #include "python/module_dict.h"
 
-#include <algorithm>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "python/torch_file.h"
@@ -32,32 +31,14 @@ void collect_state(
   }
 }
 
-bool begins_with_wrapper(const std::string& name) { return name.rfind(kWrapperPrefix, 0) == 0; }
-
 // Returns the prefix of the saved names that the module's own names lack.
 std::string saved_prefix(
-    const std::vector<std::string>& saved, const std::vector<NamedTensor>& own) {
-  const bool saved_has = std::all_of(saved.begin(), saved.end(), begins_with_wrapper);
-  const bool own_has = std::all_of(own.begin(), own.end(), [](const NamedTensor& named) {
-    return begins_with_wrapper(named.name);
-  });
-  return saved_has && !own_has ? kWrapperPrefix : "";
-}
-
-std::vector<std::string> names_in(const c10::IValue& saved, const std::string& subject) {
-  DDP_CHECK_VALUE(
-      saved.isGenericDict(), subject,
-      ": expected a state_dict() of a module, names with their tensors, got ", saved.tagKind(),
-      ". Save model.state_dict().");
-  std::vector<std::string> names;
-  for (const auto& entry : saved.toGenericDict()) {
-    DDP_CHECK_VALUE(
-        entry.key().isString() && entry.value().isTensor(), subject,
-        ": expected a state_dict() of a module, names with their tensors, got ",
-        entry.value().tagKind(), " under ", entry.key(), ". Save model.state_dict() alone.");
-    names.push_back(entry.key().toStringRef());
-  }
-  return names;
+    const std::vector<NamedTensor>& saved, const std::vector<NamedTensor>& own) {
+  const auto all_have = [](const std::vector<NamedTensor>& tensors) {
+    return all_of(
+        tensors, [](const NamedTensor& named) { return named.name.rfind(kWrapperPrefix, 0) == 0; });
+  };
+  return all_have(saved) && !all_have(own) ? kWrapperPrefix : "";
 }
 
 /// Compares the saved names with the module's: the tensors of equal names, and the differences.
@@ -68,10 +49,10 @@ struct Comparison {
 };
 
 Comparison compare(
-    const std::vector<NamedTensor>& own, const std::vector<std::string>& saved_names,
+    const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& saved_tensors,
     const c10::IValue& saved, bool strict) {
   Comparison result;
-  const auto prefix = saved_prefix(saved_names, own);
+  const auto prefix = saved_prefix(saved_tensors, own);
   std::unordered_set<std::string> known;
   for (const auto& [name, tensor] : own) {
     known.insert(prefix + name);
@@ -89,13 +70,27 @@ Comparison compare(
     }
     result.copies.emplace_back(tensor, from);
   }
-  for (const auto& name : saved_names) {
-    if (!known.count(name)) result.additional.push_back(name);
+  for (const auto& named : saved_tensors) {
+    if (!known.count(named.name)) result.additional.push_back(named.name);
   }
   return result;
 }
 
 }  // namespace
+
+std::vector<NamedTensor> tensors_in(const c10::IValue& saved, const std::string& subject) {
+  const char* const rule = ": expected a state_dict() of a module, names with their tensors, got ";
+  DDP_CHECK_VALUE(
+      saved.isGenericDict(), subject, rule, saved.tagKind(), ". Save model.state_dict().");
+  std::vector<NamedTensor> tensors;
+  for (const auto& entry : saved.toGenericDict()) {
+    DDP_CHECK_VALUE(
+        entry.key().isString() && entry.value().isTensor(), subject, rule, entry.value().tagKind(),
+        " under ", entry.key(), ". Save model.state_dict() alone.");
+    tensors.push_back({entry.key().toStringRef(), entry.value().toTensor()});
+  }
+  return tensors;
+}
 
 const torch::nn::Module& state_root(const torch::nn::Module& module) {
   const bool is_wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr;
@@ -131,7 +126,7 @@ c10::IValue module_dict(const torch::nn::Module& module) {
 PreparedLoad prepare_module(
     torch::nn::Module& module, const c10::IValue& saved, bool strict, const std::string& subject) {
   const auto own = named_state(module);
-  auto result = compare(own, names_in(saved, subject), saved, strict);
+  auto result = compare(own, tensors_in(saved, subject), saved, strict);
   const auto names = lacking_names("the model", "the file", result.missing, result.additional);
   DDP_CHECK_VALUE(
       result.unlike.empty(), subject, ": expected the model's shapes and dtypes, but ",

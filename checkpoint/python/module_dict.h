@@ -15,6 +15,11 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+/// Returns the tensors of a saved `state_dict()`.
+///
+/// \throws c10::ValueError  it is something else; `subject` begins the text.
+std::vector<NamedTensor> tensors_in(const c10::IValue& saved, const std::string& subject);
+
 /// The module whose state it is: of a DistributedDataParallel the wrapped one, else itself.
 const torch::nn::Module& state_root(const torch::nn::Module& module);
 

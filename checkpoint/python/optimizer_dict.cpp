@@ -32,7 +32,6 @@ bool with_python_kind(const optim::Optimizer& optimizer, Use use) {
   return is_known;
 }
 
-/// Writes fields into a dictionary.
 class FieldWriter {
  public:
   explicit FieldWriter(const c10::impl::GenericDict& dict) : dict_(dict) {}
@@ -57,7 +56,6 @@ class FieldWriter {
   c10::impl::GenericDict dict_;
 };
 
-/// Reads fields from a dictionary.
 class FieldReader {
  public:
   FieldReader(const c10::IValue& dict, std::string subject)
@@ -99,7 +97,6 @@ class FieldReader {
     value = saved->toTensor().to(parameter_.device(), parameter_.scalar_type());
   }
 
-  /// Sets the parameter whose state is read.
   void set_parameter(const at::Tensor& parameter) { parameter_ = parameter; }
 
  private:
@@ -163,13 +160,9 @@ c10::IValue write_optimizer(optim::Optimizer& optimizer) {
     options.insert("params", indices);
     groups.push_back(options);
   }
-  auto dict = make_dict();
-  dict.insert("state", state);
-  dict.insert("param_groups", groups);
-  return dict;
+  return make_dict({{"state", state}, {"param_groups", groups}});
 }
 
-/// The parts of a saved dictionary.
 struct SavedOptimizer {
   c10::IValue state;
   std::vector<c10::IValue> groups;
@@ -258,8 +251,7 @@ PreparedLoad read_optimizer(
     }
   }
 
-  PreparedLoad load;
-  load.apply = [&optimizer, options = std::move(options), states = std::move(states)] {
+  return {[&optimizer, options = std::move(options), states = std::move(states)] {
     auto& own = optimizer.param_groups();
     for (size_t g = 0; g < own.size(); ++g) own[g].set_options(options[g]->clone());
     optimizer.state().clear();
@@ -267,8 +259,7 @@ PreparedLoad read_optimizer(
       optimizer.state()[parameter.unsafeGetTensorImpl()] = state->clone();
     }
     reset_step_counts(optimizer);
-  };
-  return load;
+  }};
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/text.h>
 
 #include "python/module_dict.h"
 #include "python/optimizer_dict.h"

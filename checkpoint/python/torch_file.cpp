@@ -59,8 +59,11 @@ class HostCopy {
 
 }  // namespace
 
-c10::impl::GenericDict make_dict() {
-  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+c10::impl::GenericDict make_dict(
+    std::initializer_list<std::pair<c10::IValue, c10::IValue>> entries) {
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& [key, value] : entries) dict.insert(key, value);
+  return dict;
 }
 
 c10::impl::GenericList make_list() { return c10::impl::GenericList(c10::AnyType::get()); }
@@ -103,11 +106,7 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink, const Lazy
   std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
-      try {
-        if (!failure) sink(data, size);
-      } catch (...) {
-        failure = std::current_exception();
-      }
+      if (!failure) failure = exception_of([&] { sink(data, size); });
       return size;
     });
     constexpr std::string_view kOrder = "little";

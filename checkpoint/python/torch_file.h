@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -15,8 +17,9 @@ namespace ddp {
 /// Takes the next bytes of a file.
 using ByteSink = std::function<void(const void* data, size_t size)>;
 
-/// Makes an empty dictionary with keys and values of any type, as Python's dict is read.
-c10::impl::GenericDict make_dict();
+/// Makes a dictionary with keys and values of any type, as Python's dict is read.
+c10::impl::GenericDict make_dict(
+    std::initializer_list<std::pair<c10::IValue, c10::IValue>> entries = {});
 /// Makes an empty list of any type: a typed one would be written with its type, which Python's
 /// `torch.load(..., weights_only=True)` rejects.
 c10::impl::GenericList make_list();

@@ -66,6 +66,19 @@ at::Tensor box_view(
   return view;
 }
 
+at::Tensor box_view(const at::Tensor& whole, const TensorBox& box) {
+  return box_view(whole, std::vector<int64_t>(box.size.size(), 0), box);
+}
+
+bool is_within(const TensorBox& box, const std::vector<int64_t>& sizes) {
+  bool fits = box.offset.size() == sizes.size() && box.size.size() == sizes.size();
+  for (size_t d = 0; fits && d < sizes.size(); ++d) {
+    fits = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= sizes[d] &&
+           box.size[d] <= sizes[d] - box.offset[d];
+  }
+  return fits;
+}
+
 std::string box_text(const TensorBox& box) {
   std::vector<std::string> ranges;
   for (size_t d = 0; d < box.size.size(); ++d) {

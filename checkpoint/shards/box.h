@@ -43,6 +43,12 @@ std::vector<ElementRun> runs_of(const TensorBox& part, const TensorBox& whole);
 at::Tensor box_view(
     const at::Tensor& tensor, const std::vector<int64_t>& offset, const TensorBox& box);
 
+/// The same of a whole tensor.
+at::Tensor box_view(const at::Tensor& whole, const TensorBox& box);
+
+/// Whether a box lies within a tensor of `sizes`.
+bool is_within(const TensorBox& box, const std::vector<int64_t>& sizes);
+
 /// Writes "[0:512, 16:32]".
 std::string box_text(const TensorBox& box);
 

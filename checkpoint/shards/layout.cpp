@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <c10/util/ArrayRef.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -24,29 +25,17 @@ c10::IValue tuple_of_texts(const std::vector<std::string>& texts) {
 }
 
 std::vector<std::string> texts_in(const c10::IValue& tuple) {
-  std::vector<std::string> texts;
-  for (const auto& element : tuple.toTupleRef().elements()) texts.push_back(element.toStringRef());
-  return texts;
+  return c10::fmap(
+      tuple.toTupleRef().elements(), [](const auto& element) { return element.toStringRef(); });
 }
 
 std::vector<int64_t> numbers_in(const c10::IValue& tuple) {
-  std::vector<int64_t> numbers;
-  for (const auto& element : tuple.toTupleRef().elements()) numbers.push_back(element.toInt());
-  return numbers;
+  return c10::fmap(
+      tuple.toTupleRef().elements(), [](const auto& element) { return element.toInt(); });
 }
 
 std::string stage_text(std::optional<int64_t> stage) {
   return stage ? ddp::str("stage ", *stage) : "none";
-}
-
-bool is_within(const ShardedTensor& shard) {
-  const auto dims = shard.sizes.size();
-  if (shard.offset.size() != dims || static_cast<size_t>(shard.local.dim()) != dims) return false;
-  for (size_t d = 0; d < dims; ++d) {
-    const auto size = shard.local.size(static_cast<int64_t>(d));
-    if (shard.offset[d] < 0 || shard.offset[d] + size > shard.sizes[d]) return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -73,16 +62,13 @@ std::vector<ShardLayout> shard_layouts_of(
         part,
         "\". Correct the callback; sparse gradients make the state of an optimizer sparse: leave "
         "out momentum, or them.");
+    const TensorBox box{shard.offset, local.sizes().vec()};
     DDP_CHECK_VALUE(
-        is_within(shard), "Checkpointer::add_sharded: expected the shard of \"", shard.name,
-        "\" in part \"", part, "\" to lie within ", c10::IntArrayRef(shard.sizes), ", got ",
-        local.sizes(), " at ", c10::IntArrayRef(shard.offset), ". Correct the callback.");
+        is_within(box, shard.sizes), "Checkpointer::add_sharded: expected the shard of \"",
+        shard.name, "\" in part \"", part, "\" to lie within ", c10::IntArrayRef(shard.sizes),
+        ", got ", local.sizes(), " at ", c10::IntArrayRef(shard.offset), ". Correct the callback.");
     layouts.push_back(
-        {shard.name,
-         {local.scalar_type(), shard.sizes},
-         {shard.offset, local.sizes().vec()},
-         shard.replica,
-         shard.stage});
+        {shard.name, {local.scalar_type(), shard.sizes}, box, shard.replica, shard.stage});
   }
   return layouts;
 }

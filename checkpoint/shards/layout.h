@@ -12,7 +12,6 @@
 
 namespace ddp {
 
-/// Dtype and shape of a whole tensor.
 struct TensorKind {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
@@ -50,7 +49,6 @@ struct ShardTexts {
   std::string subject, place;
 };
 
-/// The texts of a Checkpointer's part.
 ShardTexts texts_of_part(const std::string& part);
 
 /// Returns the tensors that any rank has a shard of, by name.

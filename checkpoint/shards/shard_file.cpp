@@ -80,11 +80,7 @@ at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const TensorBox& 
   for (int64_t d = 0; d < recorded.dim(); ++d) count += (recorded.size(d) - 1) * recorded.stride(d);
   const auto memory = at::empty({count}, recorded.scalar_type());
   read_bytes(recorded, 0, count, memory.mutable_data_ptr());
-  auto tensor = memory.as_strided(recorded.sizes(), recorded.strides());
-  for (size_t d = 0; d < part.size.size(); ++d) {
-    tensor = tensor.narrow(static_cast<int64_t>(d), part.offset[d], part.size[d]);
-  }
-  return tensor.contiguous();
+  return box_view(memory.as_strided(recorded.sizes(), recorded.strides()), part).contiguous();
 }
 
 at::Tensor ShardFile::read(

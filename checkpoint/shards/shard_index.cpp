@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -60,10 +61,7 @@ std::map<std::string, OwnedTensor> owners_of(
       auto& tensor = tensors.at(shard.name);
       if (is_written(shard)) tensor.boxes.push_back({rank, shard.box});
       for (const auto& other : shard.other_names) {
-        const auto& known = tensor.other_names;
-        if (std::find(known.begin(), known.end(), other) == known.end()) {
-          tensor.other_names.push_back(other);
-        }
+        if (!contains(tensor.other_names, other)) tensor.other_names.push_back(other);
       }
     }
   }

@@ -23,22 +23,18 @@ struct IndexedTensor {
   std::vector<std::string> other_names = {};
 };
 
-/// The tensors of a sharded part, by name.
 using ShardIndex = std::map<std::string, IndexedTensor>;
 
 /// The infix of the names of shard files; no part's name has it.
 inline constexpr const char* kShardInfix = ".shard-";
 
-/// Returns the file of a rank's shards.
 std::string shard_file(const std::string& part, int rank);
 
-/// Returns the key of a box in its file.
 std::string shard_key(const std::string& name, const TensorBox& box);
 
 /// Whether a save writes a shard.
 bool is_written(const ShardLayout& shard);
 
-/// A box that a rank writes.
 struct OwnedBox {
   size_t rank = 0;
   TensorBox box;

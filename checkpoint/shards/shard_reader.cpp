@@ -3,16 +3,12 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/text.h>
 
 #include "files/folder.h"
 
 namespace ddp {
-namespace {
 
 constexpr size_t kMostOpenFiles = 256;
-
-}  // namespace
 ShardReader::ShardReader(const std::string& part, const Manifest& manifest, std::string folder)
     : manifest_(manifest), index_(manifest.index.at(part)), folder_(std::move(folder)) {}
 
@@ -27,11 +23,7 @@ void ShardReader::add(const IndexedTensor& saved, const TensorBox& box, const at
 
 void ShardReader::check(const std::string& file) {
   if (checked_.count(file) > 0) return;
-  const auto* known = manifest_.find(file);
-  if (known == nullptr) {
-    throw DamagedCheckpoint(ddp::str(folder_, " has no ", file, " in its ", kManifestName));
-  }
-  check_file(folder_, *known);
+  check_file(folder_, manifest_, file);
   checked_.insert(file);
 }
 

@@ -19,7 +19,6 @@ class ShardReader {
   /// \param folder  the checkpoint's. \param manifest  outlives this, and has an index of the part.
   ShardReader(const std::string& part, const Manifest& manifest, std::string folder);
 
-  /// The saved tensors, by name.
   const ShardIndex& index() const { return index_; }
 
   /// Puts down that read() fills `into` with the elements `box` of a saved tensor.
@@ -38,7 +37,6 @@ class ShardReader {
   void read();
 
  private:
-  /// A range that is read from a file into a tensor.
   struct Range {
     const IndexedBox* from = nullptr;
     TensorBox box;  // of the whole tensor

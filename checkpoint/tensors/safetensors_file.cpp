@@ -5,8 +5,6 @@
 
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/file_io.h>
-#include <ddp/internal/text.h>
 #include <ddp/safetensors.h>
 
 #include "tensors/write_tensors.h"

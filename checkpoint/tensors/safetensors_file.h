@@ -11,7 +11,6 @@
 
 namespace ddp {
 
-/// One file of safetensors.
 class SafetensorsFile : public TensorFile {
  public:
   /// \throws c10::Error  as read_safetensors_header().

@@ -63,7 +63,6 @@ std::optional<int64_t> byte_count(const TensorKind& kind) {
   return bytes;
 }
 
-/// Reads the JSON of a header.
 class HeaderReader {
  public:
   HeaderReader(std::string_view json, uint64_t data_bytes, const std::string& path)
@@ -289,8 +288,8 @@ std::vector<std::pair<std::string, std::string>> read_safetensors_index(
   }
   DDP_CHECK(
       has_map, path,
-      ": expected \"weight_map\" in an index of files of safetensors, got none. "
-      "Check whether it is the right file.");
+      ": expected \"weight_map\" in an index of files of safetensors, got none. Check whether it "
+      "is the right file.");
   return files;
 }
 

@@ -52,7 +52,6 @@ std::string make_safetensors_header(
 std::vector<std::pair<std::string, std::string>> read_safetensors_index(
     std::string_view json, const std::string& path);
 
-/// Returns the number of bytes of a tensor.
 uint64_t bytes_of(const TensorKind& kind);
 
 }  // namespace ddp

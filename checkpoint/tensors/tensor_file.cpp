@@ -2,8 +2,7 @@
 
 #include <string_view>
 
-#include <ddp/internal/check.h>
-
+#include "python/module_dict.h"
 #include "shards/shard_file.h"
 #include "tensors/safetensors_file.h"
 
@@ -18,18 +17,8 @@ bool ends_with(std::string_view text, std::string_view end) {
 class TorchTensors : public TensorFile {
  public:
   explicit TorchTensors(const std::string& path) : file_(path) {
-    const auto& dict = file_.contents();
-    DDP_CHECK_VALUE(
-        dict.isGenericDict(), path,
-        ": expected a state_dict() of a module, names with their tensors, got ", dict.tagKind(),
-        ". Save model.state_dict().");
-    for (const auto& entry : dict.toGenericDict()) {
-      DDP_CHECK_VALUE(
-          entry.key().isString() && entry.value().isTensor(), path,
-          ": expected a state_dict() of a module, names with their tensors, got ",
-          entry.value().tagKind(), " under ", entry.key(), ". Save model.state_dict() alone.");
-      const auto& tensor = entry.value().toTensor();
-      tensors_.push_back({entry.key().toStringRef(), {tensor.scalar_type(), tensor.sizes().vec()}});
+    for (const auto& [name, tensor] : tensors_in(file_.contents(), path)) {
+      tensors_.push_back({name, {tensor.scalar_type(), tensor.sizes().vec()}});
     }
   }
 

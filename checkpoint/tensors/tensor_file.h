@@ -17,7 +17,6 @@ struct NamedKind {
   TensorKind kind;
 };
 
-/// The box of all elements.
 TensorBox whole_box(const std::vector<int64_t>& sizes);
 
 /// A file with tensors by name, whose elements are read when they are asked for.
@@ -25,8 +24,7 @@ class TensorFile {
  public:
   TensorFile() = default;
   virtual ~TensorFile() = default;
-  TensorFile(const TensorFile&) = delete;
-  TensorFile& operator=(const TensorFile&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TensorFile);
 
   /// In the file's order; each name once.
   virtual const std::vector<NamedKind>& tensors() const = 0;

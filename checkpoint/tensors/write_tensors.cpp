@@ -29,8 +29,7 @@ TensorSource source_of(
     source.same_as.push_back(first.emplace(tensor.unsafeGetTensorImpl(), number).first->second);
   }
   source.read = [&dict](size_t i) {
-    const auto& tensor = dict.items()[i].value();
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+    return dict.items()[i].value().detach().resolve_conj().resolve_neg().cpu().contiguous();
   };
   return source;
 }

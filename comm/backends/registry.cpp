@@ -1,12 +1,12 @@
 #include "backends/registry.h"
 
-#include <algorithm>
 #include <forward_list>
 #include <mutex>
 #include <utility>
 
 #include <ddp/backend.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::backends {
@@ -51,9 +51,7 @@ Registry& registry() {
 }
 
 auto find_in(Registry& registry, const std::string& name) {
-  return std::find_if(registry.listed.begin(), registry.listed.end(), [&](const auto* backend) {
-    return backend->name == name;
-  });
+  return find_if(registry.listed, [&](const auto* backend) { return backend->name == name; });
 }
 
 }  // namespace
@@ -101,7 +99,7 @@ namespace {
 bool is_backend_name(const std::string& name) {
   const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
   const auto is_part = [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '_'; };
-  return !name.empty() && is_letter(name.front()) && std::all_of(name.begin(), name.end(), is_part);
+  return !name.empty() && is_letter(name.front()) && all_of(name, is_part);
 }
 
 BackendSetup public_setup(const backends::Setup& setup) {
@@ -146,8 +144,7 @@ void register_backend(const std::string& name, const BackendDescription& descrip
   DDP_CHECK_VALUE(
       is_backend_name(name),
       "register_backend: expected lower-case letters, digits and _ in the name, a letter first, "
-      "got "
-      "\"",
+      "got \"",
       name, "\". Choose another.");
   DDP_CHECK_VALUE(
       !description.devices().empty(), "register_backend: expected devices(), got none for \"", name,

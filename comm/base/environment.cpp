@@ -1,6 +1,5 @@
 #include "base/environment.h"
 
-#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
@@ -8,6 +7,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
@@ -165,7 +165,7 @@ std::string first_slurm_host(const std::string& node_list) {
   const auto end = node_list.find_first_of("-,]", stop);
   const auto number = node_list.substr(stop + 1, end - stop - 1);
   const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
-  if (number.empty() || !std::all_of(number.begin(), number.end(), is_digit)) return "";
+  if (number.empty() || !all_of(number, is_digit)) return "";
   return first_slurm_host(node_list.substr(0, stop) + number + node_list.substr(close + 1));
 }
 

@@ -83,7 +83,6 @@ Environment read_environment(const Lookup& lookup);
 /// The first host of a SLURM node list: "n[07-09,12],login" gives "n07". Empty for a malformed one.
 std::string first_slurm_host(const std::string& node_list);
 
-/// Looks a variable of this process up.
 std::optional<std::string> process_variable(const std::string& name);
 
 }  // namespace ddp

@@ -6,12 +6,12 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/fd.h>
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
@@ -91,7 +91,7 @@ std::string names_of_interfaces() {
   const auto list = interfaces();
   for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     const std::string name = entry->ifa_name;
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (!contains(names, name)) names.push_back(name);
   }
   return joined_by(", ", names);
 }

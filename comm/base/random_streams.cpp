@@ -1,9 +1,10 @@
 #include <ddp/internal/random_streams.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include <ATen/Context.h>
+#include <ATen/core/functional.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -23,16 +24,6 @@ std::string name_of_stream(const c10d::ProcessGroup& group, c10::Device device) 
       group.getGroupName(), ", rank ", group.getRank(), " of ", group.getSize(), ", ", device);
 }
 
-at::Tensor state_of(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state_of(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
 class RandomStreams {
  public:
   // Never destroyed: a thread may draw numbers while the process exits.
@@ -44,14 +35,14 @@ class RandomStreams {
   at::Generator find_or_make(const GroupPtr& group, c10::Device device, uint64_t seed) {
     const std::lock_guard lock(mutex_);
     forget_those_of_ended_groups();
-    const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const auto& stream) {
+    const auto found = find_if(streams_, [&](const auto& stream) {
       return stream.group.lock() == group && stream.device == device;
     });
     if (found != streams_.end()) return found->generator;
     auto generator = at::globalContext().defaultGenerator(device).clone();
     generator.set_current_seed(seed);
     const auto name = free_name(name_of_stream(*group, device));
-    if (const auto loaded = loaded_.extract(name)) set_state_of(generator, loaded.mapped());
+    if (const auto loaded = loaded_.extract(name)) set_generator_state(generator, loaded.mapped());
     streams_.push_back(
         {c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), device, name, generator});
     return generator;
@@ -61,7 +52,7 @@ class RandomStreams {
     const std::lock_guard lock(mutex_);
     forget_those_of_ended_groups();
     auto states = loaded_;  // of streams that this run has not used yet
-    for (const auto& stream : streams_) states[stream.name] = state_of(stream.generator);
+    for (const auto& stream : streams_) states[stream.name] = generator_state(stream.generator);
     return states;
   }
 
@@ -71,7 +62,7 @@ class RandomStreams {
     loaded_ = states;
     for (const auto& stream : streams_) {
       if (const auto loaded = loaded_.extract(stream.name)) {
-        set_state_of(stream.generator, loaded.mapped());
+        set_generator_state(stream.generator, loaded.mapped());
       }
     }
   }
@@ -79,9 +70,7 @@ class RandomStreams {
   std::vector<at::Generator> all() {
     const std::lock_guard lock(mutex_);
     forget_those_of_ended_groups();
-    std::vector<at::Generator> generators;
-    for (const auto& stream : streams_) generators.push_back(stream.generator);
-    return generators;
+    return c10::fmap(streams_, [](const auto& stream) { return stream.generator; });
   }
 
  private:
@@ -89,18 +78,12 @@ class RandomStreams {
   std::string free_name(const std::string& base) const {
     auto name = base;
     const auto is_its = [&](const RandomStream& stream) { return stream.name == name; };
-    for (int i = 2; std::any_of(streams_.begin(), streams_.end(), is_its); ++i) {
-      name = ddp::str(base, ", number ", i);
-    }
+    for (int i = 2; any_of(streams_, is_its); ++i) name = ddp::str(base, ", number ", i);
     return name;
   }
 
   void forget_those_of_ended_groups() {
-    streams_.erase(
-        std::remove_if(
-            streams_.begin(), streams_.end(),
-            [](const auto& stream) { return stream.group.expired(); }),
-        streams_.end());
+    drop_if(streams_, [](const auto& stream) { return stream.group.expired(); });
   }
 
   std::mutex mutex_;
@@ -109,6 +92,16 @@ class RandomStreams {
 };
 
 }  // namespace
+
+at::Tensor generator_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
 
 at::Generator random_stream_of(const GroupPtr& group, c10::Device device, uint64_t seed) {
   return RandomStreams::of_process().find_or_make(group, device, seed);

@@ -3,7 +3,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +10,6 @@
 #include <memory>
 #include <utility>
 
-#include <ddp/internal/system/fd.h>
 #include <ddp/internal/system/host.h>
 
 #include "base/deadline.h"

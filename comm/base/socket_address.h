@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// An address of a socket, IPv4 or IPv6.
 struct SocketAddress {
   SocketAddress() = default;
   SocketAddress(const sockaddr* address, socklen_t size);

@@ -1,6 +1,5 @@
 #include "calls/call_history.h"
 
-#include <algorithm>
 #include <chrono>
 
 namespace ddp {

@@ -3,7 +3,6 @@
 #include <array>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/ScalarType.h>

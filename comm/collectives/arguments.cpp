@@ -1,12 +1,13 @@
 #include "collectives/arguments.h"
 
-#include <algorithm>
 #include <cstdint>
 
+#include <ATen/core/functional.h>
 #include <ATen/ops/view_as_real.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
@@ -69,9 +70,7 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
 std::vector<at::Tensor> caller_tensors(const std::vector<WireTensor>& wires) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& wire : wires) tensors.push_back(wire.tensor);
-  return tensors;
+  return c10::fmap(wires, [](const auto& wire) { return wire.tensor; });
 }
 
 }  // namespace
@@ -196,9 +195,7 @@ WireTensor apart_from(const std::vector<WireTensor>& outputs, WireTensor input, 
   const auto is_shared = [&](const WireTensor& output) {
     return share_memory(input.wire, output.wire);
   };
-  if (!in_place && std::any_of(outputs.begin(), outputs.end(), is_shared)) {
-    input.wire = input.wire.clone();
-  }
+  if (!in_place && any_of(outputs, is_shared)) input.wire = input.wire.clone();
   return input;
 }
 
@@ -212,15 +209,11 @@ WireTensor message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) 
 }
 
 std::vector<WireTensor> wires_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<WireTensor> wires;
-  for (const auto& tensor : tensors) wires.push_back(wire_of(tensor));
-  return wires;
+  return c10::fmap(tensors, wire_of);
 }
 
 std::vector<at::Tensor> wire_tensors(const std::vector<WireTensor>& wires) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& wire : wires) tensors.push_back(wire.wire);
-  return tensors;
+  return c10::fmap(wires, [](const auto& wire) { return wire.wire; });
 }
 
 WireTensor reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {

@@ -27,7 +27,6 @@ void check_no_list(
     const char* call, const char* name, const std::vector<at::Tensor>& tensors, int root,
     c10d::ProcessGroup& group);
 
-/// Checks that `tensor` has the shape of `like`.
 void check_shape(
     const char* call, const std::string& name, const at::Tensor& tensor, const at::Tensor& like,
     c10d::ProcessGroup& group);

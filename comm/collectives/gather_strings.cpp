@@ -99,4 +99,10 @@ std::vector<std::string> agree(
   throw readable_error<AgreedError>(DDP_HERE, problem);
 }
 
+size_t first_different_rank(const std::vector<std::string>& by_rank) {
+  const auto is_other = [&](const std::string& text) { return text != by_rank.front(); };
+  const auto found = std::find_if(by_rank.begin(), by_rank.end(), is_other);
+  return found == by_rank.end() ? 0 : static_cast<size_t>(found - by_rank.begin());
+}
+
 }  // namespace ddp

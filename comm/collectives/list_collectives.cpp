@@ -1,7 +1,6 @@
 // The collectives of <ddp/collectives.h> that take lists of tensors.
 #include <ddp/collectives.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/cat.h>
@@ -9,6 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "collectives/arguments.h"
@@ -83,9 +83,8 @@ std::vector<WireTensor> wires_apart_from(
 }
 
 bool have_equal_shapes(const std::vector<at::Tensor>& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    return tensor.sizes() == tensors.front().sizes();
-  });
+  return all_of(
+      tensors, [&](const at::Tensor& tensor) { return tensor.sizes() == tensors.front().sizes(); });
 }
 
 }  // namespace

@@ -1,25 +1,16 @@
 #include <ddp/main_first.h>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
-
-std::exception_ptr exception_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
 
 // Throws on every rank if a rank has an exception: the first such rank rethrows its own, the others
 // throw its text.
@@ -31,8 +22,7 @@ void throw_if_any_failed(
   int failed = -1;
   try {
     agree(text, group, where, [&](const std::vector<std::string>& texts) -> std::string {
-      const auto found = std::find_if(
-          texts.begin(), texts.end(), [](const auto& of_rank) { return !of_rank.empty(); });
+      const auto found = find_if(texts, [](const auto& of_rank) { return !of_rank.empty(); });
       if (found == texts.end()) return "";
       failed = static_cast<int>(found - texts.begin());
       return ddp::str(

@@ -9,6 +9,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "group/monitored_group.h"
@@ -42,9 +43,7 @@ struct MetricsRequest {
     return {std::move(subject), std::move(keys)};
   }
 
-  bool has(const std::string& key) const {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
-  }
+  bool has(const std::string& key) const { return contains(keys, key); }
 };
 
 std::string describe_subjects(const char* call, const std::vector<MetricsRequest>& by_rank) {
@@ -65,7 +64,7 @@ std::string describe_keys(const char* call, const std::vector<MetricsRequest>& b
     for (const auto& key : by_rank[rank].keys) owners[key].push_back(rank);
   }
   const auto differs = [&](const auto& owner) { return owner.second.size() < by_rank.size(); };
-  const auto first = std::find_if(owners.begin(), owners.end(), differs);
+  const auto first = find_if(owners, differs);
   if (first == owners.end()) return "";
   const auto others = std::count_if(std::next(first), owners.end(), differs);
   std::vector<size_t> lacking;

@@ -3,23 +3,19 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -140,7 +136,7 @@ GenerationForm form_of(const Member& member) {
     form.processes.push_back(place.id);
     if (place.id == member.id()) form.rank = static_cast<int>(rank);
     const auto& sources = told.sources;
-    const bool is_source = std::find(sources.begin(), sources.end(), place.id) != sources.end();
+    const bool is_source = contains(sources, place.id);
     if (is_source) form.sources.push_back(static_cast<int>(rank));
   }
   return form;
@@ -158,11 +154,7 @@ ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) 
   Executor executor;
   executor.push([state = state_, outcome, make = std::move(make)] {
     Outcome made;
-    try {
-      made.group = make();
-    } catch (...) {
-      made.error = std::current_exception();
-    }
+    made.error = exception_of([&] { made.group = make(); });
     {
       const std::lock_guard lock(state->mutex);
       made.is_there = true;
@@ -181,9 +173,7 @@ ProcessGroup Meeting::run(Make make, const std::function<bool()>& is_cancelled) 
   return std::move(outcome->group);
 }
 
-bool GenerationForm::is_source() const {
-  return std::find(sources.begin(), sources.end(), rank) != sources.end();
-}
+bool GenerationForm::is_source() const { return contains(sources, rank); }
 
 struct Generations::Impl {
   explicit Impl(const Settings& settings)

@@ -1,12 +1,12 @@
 // The group of a process that waits to join an elastic job.
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/membership/generations.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "backends/local_backend.h"
@@ -84,11 +84,10 @@ class MirrorBackend : public backends::LocalBackend {
   }
   [[noreturn]] static void refuse(const char* call) {
     throw readable_error<c10::Error>(
-        DDP_HERE,
-        ddp::str(
-            call,
-            ": expected a group of ranks that train, got a process that waits to join them. "
-            "Call it inside of Elastic::loop(), or in Elastic::on_change()."));
+        DDP_HERE, ddp::str(
+                      call,
+                      ": expected a group of ranks that train, got a process that waits to join "
+                      "them. Call it inside of Elastic::loop(), or in Elastic::on_change()."));
   }
 };
 
@@ -103,8 +102,7 @@ ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds tim
   job.generation.report = [](const std::string& why) { return why; };
   GroupRecipe recipe;
   recipe.timeout = timeout;
-  recipe.world_ranks.resize(static_cast<size_t>(size));
-  std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
+  recipe.world_ranks = numbers_up_to(size);
   recipe.job = std::make_shared<JobMonitor>(std::move(job));
   recipe.is_mirror = true;
   const auto group = MonitoredGroup::make(c10::make_intrusive<c10d::HashStore>(), rank, size);

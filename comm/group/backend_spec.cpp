@@ -4,6 +4,7 @@
 #include <cctype>
 #include <vector>
 
+#include <ATen/core/functional.h>
 #include <c10/core/Device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -161,11 +162,8 @@ std::string backend_claim(const std::string& text) {
 }
 
 std::string to_string(const BackendSpec& spec) {
-  std::string text;
-  for (const auto& [device, backend] : spec) {
-    text += (text.empty() ? "" : ",") + device + ":" + backend;
-  }
-  return text;
+  return joined_by(
+      ",", c10::fmap(spec, [](const auto& pair) { return pair.first + ":" + pair.second; }));
 }
 
 }  // namespace ddp

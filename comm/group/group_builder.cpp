@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,6 +12,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "backends/gpu_assignment.h"
@@ -23,7 +23,6 @@
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
 #include "rendezvous/rendezvous.h"
-#include "store/bounded_store.h"
 #include "store/startup_barrier.h"
 
 namespace ddp {
@@ -325,8 +324,7 @@ ProcessGroup build_group(
     if (!uses_gpus) recipe.device_id.reset();
   }
 
-  recipe.world_ranks.resize(static_cast<size_t>(met.world_size));
-  std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
+  recipe.world_ranks = numbers_up_to(met.world_size);
   return connect_all(barrier, [&] {
     if (uses_gpus && gpu.device) {
       const auto index = static_cast<c10::DeviceIndex>(*gpu.device);

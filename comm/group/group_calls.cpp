@@ -1,5 +1,4 @@
 // How calls start in a group, and what its backends can do.
-#include <algorithm>
 #include <exception>
 #include <functional>
 #include <string>
@@ -13,6 +12,7 @@
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "backends/registry.h"
@@ -186,8 +186,7 @@ WorkPtr MonitoredGroup::recorded(
 }
 
 WorkPtr MonitoredGroup::watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device) {
-  const auto& devices = stream_devices_;
-  const bool on_stream = std::find(devices.begin(), devices.end(), device) != devices.end();
+  const bool on_stream = contains(stream_devices_, device);
   if (work && monitor_ && on_stream && !is_capturing(c10::Device(device))) {
     monitor_->watch(*work, call);
   }

@@ -5,12 +5,11 @@
 #include <future>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
-#include <ddp/internal/text.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/executor.h"
@@ -36,22 +35,12 @@ std::vector<c10::DeviceType> find_stream_devices(c10d::ProcessGroup& group) {
 }
 
 bool report_results(c10d::ProcessGroup& group, const std::vector<c10::DeviceType>& devices) {
-  return !devices.empty() &&
-         std::all_of(devices.begin(), devices.end(), [&](c10::DeviceType device) {
-           return capabilities_of(group, device).reports_results;
-         });
+  return !devices.empty() && all_of(devices, [&](c10::DeviceType device) {
+    return capabilities_of(group, device).reports_results;
+  });
 }
 
 using AnyStore = c10::intrusive_ptr<c10d::Store>;
-
-// Returns c10d's default if the group's backend does not report a timeout.
-std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
-  try {
-    return group.getDefaultBackend()->getBackendOptions()->timeout;
-  } catch (const std::exception&) {
-    return std::chrono::minutes(30);
-  }
-}
 
 // An abort may run on another thread while the group is destroyed.
 std::function<void()> aborting(const ProcessGroup& group) {
@@ -217,6 +206,14 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   return std::make_shared<GroupMonitor>(std::move(setup));
 }
 
+std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
+  try {
+    return group.getDefaultBackend()->getBackendOptions()->timeout;
+  } catch (const std::exception&) {
+    return std::chrono::minutes(30);
+  }
+}
+
 std::optional<int64_t> count_common_ranks(
     const c10d::ProcessGroup& a, const c10d::ProcessGroup& b) {
   if (&a == &b) return a.getSize();
@@ -224,10 +221,7 @@ std::optional<int64_t> count_common_ranks(
   const auto* other = dynamic_cast<const MonitoredGroup*>(&b);
   if (!one || !other || one->recipe().job != other->recipe().job) return std::nullopt;
   const auto& ranks = one->recipe().world_ranks;
-  const auto& others = other->recipe().world_ranks;
-  return std::count_if(ranks.begin(), ranks.end(), [&](int rank) {
-    return std::find(others.begin(), others.end(), rank) != others.end();
-  });
+  return count_if(ranks, [&](int rank) { return contains(other->recipe().world_ranks, rank); });
 }
 
 std::shared_ptr<void> call_before_shutdown(std::function<void()> act) {

@@ -1,10 +1,8 @@
 #include <ddp/process_group.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <utility>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
@@ -64,11 +62,7 @@ void end(c10d::ProcessGroup& group) {
   const auto monitor = own_monitor_of(group);
   std::exception_ptr problem;
   if (monitor && !monitor->aborted() && std::uncaught_exceptions() == 0) {
-    try {
-      monitor->settle_job();
-    } catch (...) {
-      problem = std::current_exception();
-    }
+    problem = exception_of([&] { monitor->settle_job(); });
   }
   // NCCL warns of communicators that are only destroyed.
   group.shutdown();
@@ -127,8 +121,8 @@ ProcessGroup default_group() {
   auto group = with_default([](const ProcessGroup& slot) { return slot; });
   DDP_CHECK(
       group,
-      "process group: expected a default group, got none. Call "
-      "ddp::init_process_group() first, or pass a group.");
+      "process group: expected a default group, got none. Call ddp::init_process_group() first, or "
+      "pass a group.");
   return group;
 }
 
@@ -138,8 +132,8 @@ ProcessGroup GroupArg::get() const {
   if (!given_) return default_group();
   DDP_CHECK(
       group_,
-      "process group: expected a group this process is a member of, got an empty one. "
-      "new_group() gives it to ranks that are not in the group: let those skip the call.");
+      "process group: expected a group this process is a member of, got an empty one. new_group() "
+      "gives it to ranks that are not in the group: let those skip the call.");
   return group_;
 }
 

@@ -8,6 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "group/monitored_group.h"
@@ -54,9 +55,8 @@ void check_names(const MeshShape& shape, const std::string& place) {
 
 void check_sizes(const MeshShape& shape, int ranks, const std::string& place) {
   const auto& sizes = shape.sizes;
-  const bool positive =
-      std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; });
-  const bool fits = std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
+  const bool positive = all_of(sizes, [](int64_t size) { return size > 0; });
+  const bool fits = all_of(sizes, [&](int64_t size) {
     return size <= ranks;  // so that the product cannot overflow in 2^31 ranks' few axes
   });
   DDP_CHECK_VALUE(
@@ -92,9 +92,8 @@ DeviceMesh::DeviceMesh(std::shared_ptr<Whole> whole, Axes axes)
 size_t DeviceMesh::axis(const std::string& dim) const {
   const size_t found = whole_->shape.find(dim);
   DDP_CHECK_VALUE(
-      std::find(axes_.begin(), axes_.end(), found) != axes_.end(),
-      "DeviceMesh: expected one of the axes ", joined_by(", ", names()), ", got \"", dim, "\" ",
-      whole_->place(), ". Use a name that init_device_mesh was given.");
+      contains(axes_, found), "DeviceMesh: expected one of the axes ", joined_by(", ", names()),
+      ", got \"", dim, "\" ", whole_->place(), ". Use a name that init_device_mesh was given.");
   return found;
 }
 

@@ -23,9 +23,7 @@ std::vector<int> MeshShape::coordinate_of(int rank) const {
 
 int MeshShape::rank_at(const std::vector<int>& coordinate) const {
   int64_t rank = 0;
-  for (size_t axis = 0; axis < sizes.size(); ++axis) {
-    rank = rank * sizes[axis] + coordinate[axis];
-  }
+  for (size_t axis = 0; axis < sizes.size(); ++axis) rank = rank * sizes[axis] + coordinate[axis];
   return static_cast<int>(rank);
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <iterator>
-#include <thread>
 #include <utility>
 
 #include <ddp/internal/check.h>

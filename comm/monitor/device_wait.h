@@ -84,8 +84,7 @@ class DeviceWatch {
   /// \throws std::system_error  if no thread can start.
   DeviceWatch();
   ~DeviceWatch();
-  DeviceWatch(const DeviceWatch&) = delete;
-  DeviceWatch& operator=(const DeviceWatch&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(DeviceWatch);
 
   /// Looks at the group until it has nothing to look at: GroupMonitor::look_at_device().
   void add(const std::weak_ptr<GroupMonitor>& group);

@@ -21,9 +21,7 @@ void record_error(c10d::Store& store, int rank, const std::string& why);
 /// "rank 3: <what threw>" of each of `ranks` that has recorded it, "; " between them.
 std::string read_errors(c10d::Store& store, const std::vector<int>& ranks);
 
-/// Records that `rank` has read the failure.
 void record_reader(c10d::Store& store, int rank);
-/// Whether all of `ranks` have read the failure.
 bool have_read(c10d::Store& store, const std::vector<int>& ranks);
 
 }  // namespace ddp

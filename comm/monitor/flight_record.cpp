@@ -6,6 +6,7 @@
 #include <iomanip>
 #include <mutex>
 
+#include <ATen/core/functional.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/flight_record.h>
 #include <ddp/internal/capabilities.h>
@@ -77,9 +78,7 @@ class Registry {
         if (auto monitor = weak.lock()) monitors.push_back(std::move(monitor));
       }
     }
-    std::vector<FlightRecord> records;
-    for (const auto& monitor : monitors) records.push_back(monitor->flight_record());
-    return records;
+    return c10::fmap(monitors, [](const auto& monitor) { return monitor->flight_record(); });
   }
 
  private:

@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// The latest calls of a rank in one group.
 struct FlightRecord {
   std::string group;
   int rank = 0, size = 1;
@@ -19,7 +18,6 @@ struct FlightRecord {
   std::vector<CallList> lanes = {};  // in the order of CallHistory::kLanes
 };
 
-/// A JSON document.
 std::string to_json(const std::vector<FlightRecord>& records);
 /// Lines for people.
 std::string to_text(const std::vector<FlightRecord>& records);

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -213,10 +213,7 @@ void GroupMonitor::check() const {
 
 int GroupMonitor::add_steps(const std::shared_ptr<SharedSteps>& steps) {
   const std::lock_guard lock(mutex_);
-  steps_.erase(
-      std::remove_if(
-          steps_.begin(), steps_.end(), [](const auto& earlier) { return earlier.expired(); }),
-      steps_.end());
+  drop_if(steps_, [](const auto& earlier) { return earlier.expired(); });
   steps_.push_back(steps);
   setup_.job->add_steps(steps, store_);
   return steps_added_++;
@@ -268,11 +265,7 @@ void GroupMonitor::leave_by_exception() noexcept {
   if (!setup_.job->is_rank() || !job_has_others()) return;
   if (setup_.size == 1 && !is_axis_of_one) return;
   try {
-    auto ranks = job_ranks();
-    if (is_axis_of_one) {
-      ranks.resize(static_cast<size_t>(setup_.job->size()));
-      std::iota(ranks.begin(), ranks.end(), 0);
-    }
+    const auto ranks = is_axis_of_one ? numbers_up_to(setup_.job->size()) : job_ranks();
     auto why = setup_.job->reason_to_leave(ranks);
     if (!why) return;
     if (why->empty()) {

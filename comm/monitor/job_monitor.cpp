@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <numeric>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "monitor/abort_calls.h"
@@ -366,8 +366,7 @@ void JobMonitor::wait_until_failure_is_read() noexcept {
       const std::lock_guard lock(mutex_);
       if (!failure_ || std::exchange(failure_was_read_, true)) return;
     }
-    std::vector<int> all(static_cast<size_t>(setup_.size));
-    std::iota(all.begin(), all.end(), 0);
+    const auto all = numbers_up_to(setup_.size);
     const auto end = Clock::now() + kStoreTimeout;
     while (Clock::now() < end) {
       std::vector<int> others;

@@ -78,8 +78,7 @@ class JobMonitor {
 
   explicit JobMonitor(Setup setup);
   ~JobMonitor();
-  JobMonitor(const JobMonitor&) = delete;
-  JobMonitor& operator=(const JobMonitor&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(JobMonitor);
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <optional>
 #include <string>
 
@@ -26,8 +25,7 @@ class GroupMonitor::LateWait {
  public:
   LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work);
   ~LateWait();
-  LateWait(const LateWait&) = delete;
-  LateWait& operator=(const LateWait&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LateWait);
 
   /// Checks the group, the timeout and the peers, and reports where this rank waits.
   ///

@@ -1,11 +1,10 @@
 #include "monitor/late_waits.h"
 
-#include <algorithm>
 #include <iterator>
-#include <numeric>
 
 #include <c10/util/Exception.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "monitor/failure_records.h"
@@ -105,15 +104,13 @@ bool LateWaits::is_late() {
 BlockedRank LateWaits::describe_blocked() {
   BlockedRank blocked;
   const auto waits_late = [&](std::thread::id thread) {
-    return std::any_of(
-        waits_.begin(), waits_.end(), [&](const auto& one) { return one.second.thread == thread; });
+    return any_of(waits_, [&](const auto& one) { return one.second.thread == thread; });
   };
   for (const auto& [key, group] : groups_) {
     const auto calls = group.calls.lock();
     if (!calls) continue;
     const auto progress = calls->progress();
-    const auto& threads = progress.threads;
-    if (!std::all_of(threads.begin(), threads.end(), waits_late)) return blocked;
+    if (!all_of(progress.threads, waits_late)) return blocked;
     for (const auto lane : CallHistory::kLanes) {
       blocked.made[list_name(key, lane)] = progress.counts[static_cast<size_t>(lane)];
     }
@@ -227,9 +224,7 @@ std::optional<std::string> LateWaits::look(c10d::Store& store) {
   if (!is_late()) return std::nullopt;
   looks_for_all_ = looks_for_all(store);
   if (!looks_for_all_) return std::nullopt;
-  std::vector<int> ranks(static_cast<size_t>(size_));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto reports = read_reports(store, ranks);
+  const auto reports = read_reports(store, numbers_up_to(size_));
   read_calls(store, reports);
   std::vector<RankCalls> calls;
   for (const auto& [_, of_rank] : calls_) {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <vector>
 
+#include <ATen/core/functional.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -79,11 +79,9 @@ std::string calls_key(int rank) { return ddp::str("calls/", rank); }
 std::vector<RankReport> read_reports(c10d::Store& store, const std::vector<int>& ranks) {
   std::vector<std::string> keys;
   for (const int rank : ranks) keys.push_back(report_key(rank));
-  std::vector<RankReport> reports;
-  for (const auto& value : store.multiGet(keys)) {
-    reports.push_back(parse_report({value.begin(), value.end()}));
-  }
-  return reports;
+  return c10::fmap(store.multiGet(keys), [](const auto& value) {
+    return parse_report({value.begin(), value.end()});
+  });
 }
 
 std::optional<UnevenSteps> find_uneven_steps(
@@ -117,10 +115,9 @@ bool is_message_place(const std::string& where) {
 
 std::string advice_for_message(const std::string& where, const std::string& others) {
   const bool both_send = begins_with(where, kSend) && others.find(kSend) != std::string::npos;
-  return both_send
-             ? ". A send ends once it is received: receive first on one of them, or start the "
-               "sends with send_async or batch_isend_irecv"
-             : "";
+  return both_send ? ". A send ends once it is received: receive first on one of them, or start "
+                     "the sends with send_async or batch_isend_irecv"
+                   : "";
 }
 
 }  // namespace ddp

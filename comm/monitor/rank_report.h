@@ -32,7 +32,6 @@ RankReport parse_report(const std::string& text);
 std::string report_key(int rank);
 /// The store key of the rank's latest calls: see call_difference.h.
 std::string calls_key(int rank);
-/// Reads the reports of ranks that have set theirs.
 std::vector<RankReport> read_reports(c10d::Store& store, const std::vector<int>& ranks);
 
 /// The ranks of those that wait in one group that ran the most steps, and the fewest: indices.

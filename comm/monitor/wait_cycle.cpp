@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -38,16 +39,12 @@ Missing missing_ranks(const std::vector<BlockedRank>& ranks) {
 std::vector<char> find_stuck(const Missing& missing) {
   std::vector<char> stuck(missing.size(), 1);
   const auto is_stuck = [&](size_t rank) { return stuck[rank] != 0; };
-  const auto ends = [&](const std::vector<size_t>& of_wait) {
-    return std::none_of(of_wait.begin(), of_wait.end(), is_stuck);
-  };
+  const auto ends = [&](const std::vector<size_t>& of_wait) { return none_of(of_wait, is_stuck); };
   for (bool changed = true; changed;) {
     changed = false;
     for (size_t rank = 0; rank < missing.size(); ++rank) {
       const auto& waits = missing[rank];
-      if (!stuck[rank] || (!waits.empty() && std::none_of(waits.begin(), waits.end(), ends))) {
-        continue;
-      }
+      if (!stuck[rank] || (!waits.empty() && none_of(waits, ends))) continue;
       stuck[rank] = 0;
       changed = true;
     }

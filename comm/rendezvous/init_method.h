@@ -7,7 +7,6 @@
 
 namespace ddp {
 
-/// A parsed init_method.
 struct InitMethod {
   enum class Kind { kEnv, kTcp, kFile, kMpi };
   Kind kind = Kind::kEnv;

@@ -40,7 +40,6 @@ std::string to_text(const RankAndSize& self) {
   return ddp::str(" on rank ", self.rank, " of ", self.world_size);
 }
 
-// A number, and the name of its source.
 struct Number {
   std::string name;
   int value;

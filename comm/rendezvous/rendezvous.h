@@ -9,7 +9,6 @@
 
 namespace ddp {
 
-/// The ranks' store, and this process's rank.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;

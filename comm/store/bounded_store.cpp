@@ -1,16 +1,11 @@
 #include "store/bounded_store.h"
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
-#include <utility>
 
 #include <c10/util/ScopeExit.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include "base/executor.h"
 
 namespace ddp {
 namespace {

@@ -19,8 +19,7 @@ class FileUse {
   /// \throws c10::Error  naming the file that cannot be opened, created or locked, and why.
   explicit FileUse(const std::string& path);
   ~FileUse();
-  FileUse(const FileUse&) = delete;
-  FileUse& operator=(const FileUse&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FileUse);
 
  private:
   const std::string path_;

@@ -1,15 +1,12 @@
 #include "subgroups/subgroups.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
-#include <ddp/process_group.h>
 
 #include "group/group_builder.h"
 #include "group/monitored_group.h"

@@ -13,7 +13,6 @@ namespace ddp {
 
 class MonitoredGroup;
 
-/// A group to make of some ranks of a parent.
 struct Subgroup {
   std::vector<int> ranks;       // in the parent, in the new group's order; may lack this one
   std::string key;              // differs between the groups that are made together

@@ -1,12 +1,12 @@
 #include "work/collective_handle.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 
@@ -19,17 +19,15 @@ bool CollectiveHandle::isCompleted() {
   const auto& parts = call_.parts;
   if (is_plain()) return parts.front()->isCompleted();
   const auto has_failed = [](const auto& part) { return part->isCompleted() && part->exception(); };
-  if (std::any_of(parts.begin(), parts.end(), has_failed)) return true;
-  const bool done =
-      std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part->isCompleted(); });
+  if (any_of(parts, has_failed)) return true;
+  const bool done = all_of(parts, [](const auto& part) { return part->isCompleted(); });
   if (done && !exception()) synchronize();
   return done;
 }
 
 // Not of the parts' isSuccess(): NCCL's throws.
 bool CollectiveHandle::isSuccess() const {
-  const auto is_over = [](const auto& part) { return part->isCompleted(); };
-  return std::all_of(call_.parts.begin(), call_.parts.end(), is_over) && !exception();
+  return all_of(call_.parts, [](const auto& part) { return part->isCompleted(); }) && !exception();
 }
 
 std::exception_ptr CollectiveHandle::exception() const {
@@ -128,9 +126,7 @@ void CollectiveHandle::finish_once() {
     finished_on_device_.emplace(outputs.front().device().type());
     finished_on_device_->record(current_stream_of(outputs.front().device()));
   });
-  if (finished_on_device_) {
-    finished_on_device_->block(current_stream_of(outputs.front().device()));
-  }
+  if (finished_on_device_) finished_on_device_->block(current_stream_of(outputs.front().device()));
 }
 
 WorkPtr handle_of(StartedCall call) {

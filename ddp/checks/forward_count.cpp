@@ -5,12 +5,12 @@
 #include <chrono>
 #include <exception>
 #include <future>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -93,8 +93,7 @@ class ForwardCount::Steps : public SharedSteps {
       // Two averaged passes have ended since: this rank may be one ahead of a rank that threw.
       const bool is_over = forward.number / kPassesPerRestart + 1 < number_ / kPassesPerRestart;
       const bool is_coming = forward.number > number_;
-      const bool failed_here =
-          std::find(failed_.begin(), failed_.end(), forward.number) != failed_.end();
+      const bool failed_here = contains(failed_, forward.number);
       if (!is_over && !is_coming && !failed_here) return forward.why;
     }
     return std::nullopt;

@@ -1,11 +1,11 @@
 #include "checks/model_checks.h"
 
-#include <algorithm>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -48,9 +48,7 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
   const auto type = first.tensor.device().type();
   const auto devices = group->getDeviceTypes();
   DDP_CHECK_VALUE(
-      devices.empty() || std::any_of(
-                             devices.begin(), devices.end(),
-                             [&](const c10::Device& d) { return d.type() == type; }),
+      devices.empty() || any_of(devices, [&](const c10::Device& d) { return d.type() == type; }),
       "DistributedDataParallel: expected a process group with a backend for ", type,
       ", where the parameters are, got one for ", joined_by(", ", devices),
       ". Choose the backend in ProcessGroupOptions, or move the module.");
@@ -75,7 +73,7 @@ void check_not_cut(
     check_averages_alone(ddp::str('"', part.key(), '"'), *part.value(), group);
   }
   for (const auto& layout : layouts_of(module)) {
-    if (std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end()) continue;
+    if (contains(ignored, layout.name)) continue;
     DDP_CHECK_VALUE(
         !is_cut_over(layout, group),
         "DistributedDataParallel: expected a group whose ranks have the same parameters, got one "
@@ -107,8 +105,7 @@ std::optional<c10::Device> checked_input_device(
   if (device_ids.empty()) return {};
   DDP_CHECK_VALUE(
       device_ids.size() == 1,
-      "DistributedDataParallelOptions: expected at most one device in "
-      "device_ids, got ",
+      "DistributedDataParallelOptions: expected at most one device in device_ids, got ",
       device_ids.size(), ". Run one rank per device.");
   for (const auto& p : parameters) {
     DDP_CHECK_VALUE(

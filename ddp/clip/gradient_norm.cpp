@@ -1,6 +1,5 @@
 #include "clip/gradient_norm.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -34,8 +34,7 @@ void reduce_over(
   std::vector<size_t> cut;
   std::vector<at::Tensor> own;
   for (size_t i = 0; i < sets.size(); ++i) {
-    const auto& groups = sets[i].sharded_over;
-    if (std::find(groups.begin(), groups.end(), group) == groups.end()) continue;
+    if (!contains(sets[i].sharded_over, group)) continue;
     cut.push_back(i);
     own.push_back(totals[i].to(carrier_device(*group)));
   }
@@ -74,7 +73,7 @@ at::Tensor powers_of(const std::vector<ShardedGradients>& sets, double norm_type
     totals.push_back(sum_of_powers(set.gradients, norm_type));
     for (const auto& group : set.sharded_over) {
       check_group(group);
-      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+      if (!contains(groups, group)) groups.push_back(group);
     }
   }
   for (const auto& group : groups) reduce_over(group, sets, norm_type, totals);
@@ -89,9 +88,8 @@ at::Tensor powers_of(const std::vector<ShardedGradients>& sets, double norm_type
 void GradientSets::add(
     const ParameterLayout& layout, const std::vector<ProcessGroup>& groups,
     const at::Tensor& gradient) {
-  auto set = std::find_if(sets_.begin(), sets_.end(), [&](const ShardedGradients& known) {
-    return known.sharded_over == groups;
-  });
+  auto set =
+      find_if(sets_, [&](const ShardedGradients& known) { return known.sharded_over == groups; });
   if (set == sets_.end()) set = sets_.insert(set, {{}, groups});
   if (!gradient.defined()) return;
   DDP_CHECK_VALUE(
@@ -132,9 +130,7 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
   constexpr double kEpsilon = 1e-6;  // as in torch
   const double scale = max_norm / (norm + kEpsilon);
   if (scale >= 1) return;
-  for (const auto& set : sets) {
-    scale_all(set.gradients, scale);
-  }
+  for (const auto& set : sets) scale_all(set.gradients, scale);
 }
 
 double clip_sets(
@@ -142,9 +138,7 @@ double clip_sets(
     const std::vector<ProcessGroup>& over_all, const std::vector<at::Tensor>& copies) {
   for (const auto& group : over_all) check_group(group);
   const bool is_cut =
-      !over_all.empty() || std::any_of(sets.begin(), sets.end(), [](const auto& set) {
-        return !set.sharded_over.empty();
-      });
+      !over_all.empty() || any_of(sets, [](const auto& set) { return !set.sharded_over.empty(); });
   DDP_CHECK_VALUE(
       norm_type > 0 || (norm_type == 0 && !is_cut), "clip_grad_norm_: expected a norm_type above 0",
       is_cut ? " for parts of tensors" : "", ", got ", norm_type, ". 2 is usual.");

@@ -1,14 +1,12 @@
 #include <ddp/gradients.h>
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ddp/device_mesh.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/zero.h>
 
@@ -18,7 +16,6 @@
 namespace ddp {
 namespace {
 
-/// The optimizer as a sharded one; null for others.
 ZeroRedundancyOptimizerBase* as_sharded(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
 }
@@ -59,15 +56,8 @@ void check_may_clip(const char* call, const ZeroRedundancyOptimizerBase& optimiz
 
 using Groups = std::vector<ProcessGroup>;
 
-bool have_same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
-  if (a == b || !a || !b || a->getSize() != b->getSize()) return a == b;
-  return count_common_ranks(*a, *b) == a->getSize();
-}
-
-bool contains(const Groups& groups, const ProcessGroup& group) {
-  return std::any_of(groups.begin(), groups.end(), [&](const ProcessGroup& other) {
-    return have_same_ranks(other, group);
-  });
+bool contains_ranks_of(const Groups& groups, const ProcessGroup& group) {
+  return any_of(groups, [&](const ProcessGroup& other) { return have_same_ranks(other, group); });
 }
 
 void check_may_clip(const ShardedModule* module) {
@@ -133,14 +123,12 @@ Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
 
 /// Whether this rank's copy of a parameter counts: of what all ranks of an axis have, the first's.
 bool counts_here(const ParameterLayout& layout, const Groups& cut, const Groups& axes) {
-  const bool is_first = std::all_of(axes.begin(), axes.end(), [&](const ProcessGroup& axis) {
-    return axis->getRank() == 0 || contains(cut, axis);
+  const bool is_first = all_of(axes, [&](const ProcessGroup& axis) {
+    return axis->getRank() == 0 || contains_ranks_of(cut, axis);
   });
   // Copies on some ranks of an axis that cuts it: of a tied parameter, in two stages.
-  const auto& copies = layout.replicated_over;
-  return is_first && std::none_of(copies.begin(), copies.end(), [&](const ProcessGroup& group) {
-           return group->getRank() > 0 &&
-                  std::any_of(cut.begin(), cut.end(), [&](const auto& axis) {
+  return is_first && none_of(layout.replicated_over, [&](const ProcessGroup& group) {
+           return group->getRank() > 0 && any_of(cut, [&](const auto& axis) {
                     return count_common_ranks(*group, *axis).value_or(1) > 1;
                   });
          });
@@ -185,17 +173,17 @@ double clip_grad_norm_(
     const std::vector<ProcessGroup>& sharded_over) {
   Groups over_all;
   for (const auto& group : sharded_over) {
-    if (!contains(over_all, group)) over_all.push_back(group);
+    if (!contains_ranks_of(over_all, group)) over_all.push_back(group);
   }
   GradientSets gradients;
   std::vector<at::Tensor> copies;
   for (const auto& layout : final_layouts_of(module)) {
     Groups groups;
     for (const auto& group : layout.sharded_over) {
-      if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
+      if (group->getSize() > 1 && !contains_ranks_of(over_all, group)) groups.push_back(group);
     }
     DDP_CHECK_VALUE(
-        !layout.stage || contains(over_all, layout.sharded_over.back()),
+        !layout.stage || contains_ranks_of(over_all, layout.sharded_over.back()),
         "clip_grad_norm_: expected the ranks of the pipeline among the groups, because each stage "
         "has other parameters, got ",
         over_all.size(), " other groups. Pass the mesh, or the pipeline's process_group, too.");

@@ -1,7 +1,6 @@
 #include "join/join_context.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include <ddp/internal/check.h>
@@ -156,8 +155,7 @@ bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
       TORCH_WARN_ONCE(
           "join: rank ", first().join_process_group()->getRank(), " has taken part in ", rounds,
           " iterations of other ranks since its own input ended, after ", own_rounds_,
-          " of its own. Shard the data more "
-          "evenly, or check that every rank's loop ends.");
+          " of its own. Shard the data more evenly, or check that every rank's loop ends.");
     }
     hooks[round_->place().joinable]->main_hook();
   }

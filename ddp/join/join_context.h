@@ -22,8 +22,7 @@ class JoinContext {
   /// Attaches itself to the joinables; the destructor detaches it.
   JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options);
   ~JoinContext();
-  JoinContext(const JoinContext&) = delete;
-  JoinContext& operator=(const JoinContext&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(JoinContext);
 
   const JoinOptions& options() const { return options_; }
 

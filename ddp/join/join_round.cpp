@@ -1,12 +1,13 @@
 #include "join/join_round.h"
 
-#include <algorithm>
 #include <map>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -40,8 +41,8 @@ std::string describe(const RankStatus& status) {
 }  // namespace
 
 int JoinRound::active() const {
-  return static_cast<int>(std::count_if(
-      by_rank_.begin(), by_rank_.end(), [](const RankStatus& status) { return status.active; }));
+  return static_cast<int>(
+      count_if(by_rank_, [](const RankStatus& status) { return status.active; }));
 }
 
 int JoinRound::last_active() const {
@@ -53,7 +54,7 @@ int JoinRound::last_active() const {
 }
 
 bool JoinRound::adds() const {
-  return std::any_of(by_rank_.begin(), by_rank_.end(), [](const RankStatus& s) { return s.adds; });
+  return any_of(by_rank_, [](const RankStatus& s) { return s.adds; });
 }
 
 double JoinRound::samples() const {
@@ -63,9 +64,7 @@ double JoinRound::samples() const {
 }
 
 std::vector<double> JoinRound::samples_by_rank() const {
-  std::vector<double> samples;
-  for (const auto& status : by_rank_) samples.push_back(status.samples);
-  return samples;
+  return c10::fmap(by_rank_, [](const auto& status) { return status.samples; });
 }
 
 std::string JoinRound::different_places(bool with_ended) const {

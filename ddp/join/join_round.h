@@ -39,7 +39,6 @@ class JoinRound {
   int size() const { return static_cast<int>(by_rank_.size()); }
   /// The highest rank with input.
   int last_active() const;
-  /// The place of the ranks with input.
   JoinPlace place() const { return by_rank_[last_active()].place; }
   /// Whether the averages of this pass are added to earlier ones.
   bool adds() const;

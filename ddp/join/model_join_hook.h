@@ -17,7 +17,6 @@ class ModelJoinHook : public JoinHook {
   void main_hook() override;
   /// Gives all ranks the model of the last rank with input, and the state of its optimizers.
   void post_hook(bool is_last_joiner) override;
-  /// This rank's status at the begin of a round.
   RankStatus local_status() { return model_.terms().local_status(/*active=*/false); }
 
  private:

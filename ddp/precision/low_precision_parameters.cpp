@@ -1,9 +1,9 @@
 #include "precision/low_precision_parameters.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
@@ -11,6 +11,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -51,7 +52,7 @@ std::vector<at::Tensor> parameters_to_cast(
   const auto stays = [dtype](const at::Tensor& p) {
     return !p.is_floating_point() || p.scalar_type() == dtype;
   };
-  parameters.erase(std::remove_if(parameters.begin(), parameters.end(), stays), parameters.end());
+  drop_if(parameters, stays);
   return parameters;
 }
 
@@ -269,9 +270,7 @@ at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
 
 // An optimizer's step raises these.
 std::vector<int64_t> LowPrecisionParameters::versions() const {
-  std::vector<int64_t> versions;
-  for (const auto& parameter : parameters_) versions.push_back(parameter._version());
-  return versions;
+  return c10::fmap(parameters_, [](const auto& parameter) { return parameter._version(); });
 }
 
 void LowPrecisionParameters::end_backward() noexcept {

@@ -96,7 +96,6 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   ///
   /// \throws c10::Error  a pass of another thread runs, or begins during that wait.
   void begin_forward();
-  /// Ends a forward pass that returned `outputs`.
   void end_forward(const std::vector<at::Tensor>& outputs);
   /// Ends a forward pass that threw, or whose outputs have no graph.
   void abandon_forward() noexcept;

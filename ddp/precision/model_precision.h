@@ -37,7 +37,6 @@ class ModelPrecision {
 
   /// As LowPrecisionParameters::read(); reads at once where parameters are not replaced.
   void read(const std::function<void(const LowPrecisionParameters::ValueOf&)>& read) const;
-  /// Whether casts replace the parameters in passes.
   bool replaces_parameters() const { return parameters_ != nullptr; }
   /// Whether this thread may read the parameters directly: no other thread replaces them by casts.
   bool may_read_directly() const { return !parameters_ || parameters_->may_read_directly(); }

@@ -6,6 +6,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "precision/model_precision.h"
@@ -56,15 +57,13 @@ bool same(const DescribedItem& a, const DescribedItem& b) {
 }
 
 size_t count_kind(const Description& items, const std::string& kind) {
-  return std::count_if(
-      items.begin(), items.end(), [&](const DescribedItem& item) { return item.kind == kind; });
+  return count_if(items, [&](const DescribedItem& item) { return item.kind == kind; });
 }
 
 const DescribedItem* find(
     const Description& items, const std::string& kind, const std::string& name) {
-  const auto at = std::find_if(items.begin(), items.end(), [&](const DescribedItem& item) {
-    return item.kind == kind && item.name == name;
-  });
+  const auto at = find_if(
+      items, [&](const DescribedItem& item) { return item.kind == kind && item.name == name; });
   return at == items.end() ? nullptr : &*at;
 }
 
@@ -158,9 +157,8 @@ std::vector<Description> gather_if_hashes_differ(
   const auto text = serialize(sent);
   const auto digest = ddp::str(text.size(), ":", fnv1a(text));
   const auto digests = gather_strings(digest, group, where, &monitor);
-  const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
-    return other == digests.front();
-  });
+  const bool equal =
+      all_of(digests, [&](const std::string& other) { return other == digests.front(); });
   if (equal && error) std::rethrow_exception(error);
   if (equal) return {};
   std::vector<Description> by_rank;
@@ -182,7 +180,7 @@ Description describe_model(
   for (const auto& s : state) {
     auto text = describe(s);
     const auto is_same = [&](const NamedParameter& p) { return p.tensor.is_same(s.tensor); };
-    const auto found = std::find_if(trained.begin(), trained.end(), is_same);
+    const auto found = find_if(trained, is_same);
     if (found != trained.end() && found->expect_sparse) text += ", with sparse gradients";
     items.push_back({s.is_parameter ? "parameter" : "buffer", printable(s.name), std::move(text)});
   }

@@ -15,11 +15,11 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/tensor.h>
 #include <ddp/internal/as_real.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/optimizer_kinds.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/serialize/archive.h>
 
@@ -89,7 +89,6 @@ Values serialized_values(const std::function<void(torch::serialize::OutputArchiv
   return values;
 }
 
-/// Collects the values of a state.
 struct ValueCollector {
   Values values;
 
@@ -191,8 +190,7 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   const auto bytes = [](const at::Tensor& t) { return t.view({-1, 1}).view(at::kByte); };
   const auto unlike = bytes(own).ne(bytes(first)).any(1);
   const auto numbers = [&](const at::Tensor& t) {
-    const auto some = t.view(-1).masked_select(unlike);
-    return as_real(some).to(at::kDouble);
+    return as_real(t.view(-1).masked_select(unlike)).to(at::kDouble);
   };
   Distance distance;
   distance.elements = unlike.sum().item<int64_t>();
@@ -202,7 +200,6 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   return distance;
 }
 
-// The distance of each rank's tensor from rank 0's.
 std::vector<Distance> distances(
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
   const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
@@ -243,7 +240,6 @@ std::vector<Description> forms_of(std::vector<Description> by_rank) {
   return by_rank;
 }
 
-// The ranks whose item `i` differs from rank 0's.
 std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, size_t i) {
   std::vector<size_t> ranks;
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
@@ -338,10 +334,9 @@ std::string describe_replica_difference(
   for (const auto& value : values) mine.push_back(value.item);
   const auto by_rank = gather_if_hashes_differ(kSubject, mine, error, group, monitor);
   if (by_rank.empty()) return {};
-  const bool own_buffers =
-      std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {
-        return !description.empty() && description.front().kind == kOwnBuffers.kind;
-      });
+  const bool own_buffers = any_of(by_rank, [](const Description& description) {
+    return !description.empty() && description.front().kind == kOwnBuffers.kind;
+  });
   std::string text;
   // Optimizer values first: a different learning rate is the reason why parameters differ.
   for (const auto* kind : {kOptimizer, kParameter, kBuffer}) {

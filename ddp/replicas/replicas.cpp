@@ -1,11 +1,11 @@
 // Checks whether the ranks' models are still the same.
 #include <ddp/replicas.h>
 
-#include <algorithm>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "replicas/replica_check.h"
@@ -21,8 +21,7 @@ constexpr const char* kExpectedEqual =
     "check_replicas: expected the same values on every rank, but ";
 constexpr const char* kExpectedEqualFirst =
     "DistributedDataParallel: expected the ranks' models to be equal in the first averaged "
-    "backward "
-    "pass, but ";
+    "backward pass, but ";
 constexpr const char* kRule =
     ". What changes parameters, buffers, learning rates or the optimizer's state has to do so on "
     "every rank alike.";
@@ -66,8 +65,7 @@ std::vector<StateTensor> replicated_state(
     if (is_cut_over(layout, group)) cut.insert(layout.local.unsafeGetTensorImpl());
   }
   auto state = module_state(module, {});
-  const auto is_cut = [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; };
-  state.erase(std::remove_if(state.begin(), state.end(), is_cut), state.end());
+  drop_if(state, [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; });
   return state;
 }
 
@@ -78,14 +76,11 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
   const auto monitor = monitor_of(group.get());
   monitor->check();
   Description mine;
-  std::exception_ptr error;
-  try {
+  const auto error = exception_of([&] {
     for (const auto& value : replica_values(replicated_state(module, *group.get()))) {
       mine.push_back(value.item);
     }
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+  });
   return gather_if_hashes_differ("replicas", mine, error, group.get(), *monitor).empty();
 }
 
@@ -116,12 +111,7 @@ std::vector<ReplicaValue> State::values_to_check(
 std::string State::describe_drift(
     const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const {
   std::vector<ReplicaValue> values;
-  std::exception_ptr error;
-  try {
-    values = values_to_check(optimizers);
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+  const auto error = exception_of([&] { values = values_to_check(optimizers); });
   const auto buffers = buffers_->may_differ() ? Buffers::Own : Buffers::Shared;
   const auto difference = describe_replica_difference(values, buffers, error, group(), monitor());
   if (difference.empty()) return {};

@@ -1,13 +1,12 @@
 #include <ddp/distributed_data_parallel.h>
 
-#include <algorithm>
 #include <exception>
 #include <unordered_map>
-#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize/archive.h>
@@ -213,7 +212,7 @@ std::vector<ParameterLayout> DistributedDataParallelBase::layouts() {
   auto layouts = layouts_of(state_->wrapped());
   const auto& ignored = state_->options().parameters_to_ignore();
   for (auto& layout : layouts) {
-    if (std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end()) continue;
+    if (contains(ignored, layout.name)) continue;
     layout.replicated_over.push_back(state_->group());
   }
   return layouts;
@@ -253,9 +252,7 @@ std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
     copy = state_->wrapped().clone(device);
     carry_hooks(state_->wrapped(), *copy);
     // During a pass, clone() copies the casts.
-    if (state_->precision().replaces_parameters()) {
-      copy_values(state_->wrapped(), *copy, value_of);
-    }
+    if (state_->precision().replaces_parameters()) copy_values(state_->wrapped(), *copy, value_of);
   });
   return copy;
 }

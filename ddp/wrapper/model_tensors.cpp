@@ -1,8 +1,7 @@
 #include "wrapper/model_tensors.h"
 
-#include <algorithm>
-
 #include <ddp/detail/running_statistics.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -35,8 +34,7 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 }
 
 bool has_collectives_over(const torch::nn::Module& module, const ProcessGroup& group) {
-  const auto modules = module.modules();
-  return std::any_of(modules.begin(), modules.end(), [&](const auto& part) {
+  return any_of(module.modules(), [&](const auto& part) {
     const auto* statistics = dynamic_cast<const detail::HasRunningStatistics*>(part.get());
     return statistics != nullptr && statistics->statistics_group() == group;
   });
@@ -72,8 +70,7 @@ std::vector<NamedParameter> ModelTensors::trained() const {
 std::vector<StateTensor> ModelTensors::state(bool with_buffers) const {
   auto state = module_state(*module_, ignored_);
   if (!with_buffers) {
-    const auto is_buffer = [](const StateTensor& s) { return !s.is_parameter; };
-    state.erase(std::remove_if(state.begin(), state.end(), is_buffer), state.end());
+    drop_if(state, [](const StateTensor& s) { return !s.is_parameter; });
   }
   for (size_t i = 0; i < outside_.size(); ++i) state.push_back({outside_name(i), outside_[i]});
   return state;

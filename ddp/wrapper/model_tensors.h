@@ -58,10 +58,8 @@ class ModelTensors {
   std::vector<NamedParameter> trained() const;
   /// All parameters, then all buffers, then the tensors outside.
   std::vector<StateTensor> state(bool with_buffers = true) const;
-  /// Clears all gradients.
   void zero_grad(bool set_to_none) const;
 
-  /// Remembers the parameters that require no gradient now.
   void remember_frozen() { frozen_ = parameters_that(/*require_gradient=*/false); }
   const std::vector<NamedParameter>& frozen() const { return frozen_; }
   /// The names of those that require one since.

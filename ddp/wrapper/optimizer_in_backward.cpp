@@ -1,13 +1,9 @@
 #include "wrapper/optimizer_in_backward.h"
 
-#include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
-
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/value_sample.h>
 #include <ddp/zero.h>
 
@@ -29,12 +25,11 @@ OptimizerInBackward::OptimizerInBackward(
       "ZeroRedundancyOptimizer, which steps its part of all. Set overlap(true) there, which steps "
       "each bucket in backward, and leave step_in_backward() out.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
-  const auto& groups = optimizer_->param_groups();
   DDP_CHECK_VALUE(
-      std::any_of(
-          groups.begin(), groups.end(),
+      any_of(
+          optimizer_->param_groups(),
           [&](const auto& group) {
-            return std::any_of(group.params().begin(), group.params().end(), [&](const auto& p) {
+            return any_of(group.params(), [&](const auto& p) {
               return reduced_.count(p.unsafeGetTensorImpl()) > 0;
             });
           }),
@@ -78,8 +73,7 @@ void OptimizerInBackward::warn_of_second_step() {
   TORCH_WARN_ONCE(
       "step_in_backward: expected parameters to stay as they were stepped until the next backward "
       "pass, got others, twice in succession. Leave out optimizer->step(): backward has done it, "
-      "and "
-      "a second call steps twice.");
+      "and a second call steps twice.");
 }
 
 }  // namespace ddp

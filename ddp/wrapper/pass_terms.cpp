@@ -36,9 +36,9 @@ void PassTermsAgreement::count_forward(std::optional<int64_t> samples) {
   forget_zeroed_samples();
   DDP_CHECK_VALUE(
       samples,
-      "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
-      "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
-      "are with count_samples() before forward.");
+      "DistributedDataParallel: expected a tensor among forward's arguments, whose first dimension "
+      "counts the samples for Reduction::SampleWeighted, got none. Say how many there are with "
+      "count_samples() before forward.");
   samples_of_forward_ = static_cast<double>(*samples);
   // With early termination the ranks exchange their samples in forward, so they count at once.
   if (agrees_in_forward()) samples_.add(*samples_of_forward_);

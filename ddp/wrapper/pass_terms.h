@@ -68,7 +68,6 @@ class PassTermsAgreement {
   /// The samples counted so far were in a pass, or their gradients are forgotten.
   void forget_samples();
 
-  /// This rank's status for a round.
   RankStatus local_status(bool active);
 
  private:

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <unordered_set>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/sample_weight.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "join/join_round.h"
@@ -31,7 +30,7 @@ struct SampleCounter::Forward {
   // Autograd lists all nodes of a pass but the one at which it begins, which runs first.
   bool is_in(const Nodes& nodes) const {
     const auto* current = torch::autograd::get_current_node().get();
-    return std::any_of(outputs.begin(), outputs.end(), [&](const Output& output) {
+    return any_of(outputs, [&](const Output& output) {
       return !output.alive.expired() &&
              (output.node == current ||
               nodes.count(const_cast<torch::autograd::Node*>(output.node)) > 0);
@@ -76,10 +75,7 @@ void SampleCounter::add_forward(
   }
   const std::lock_guard lock(counts_->mutex);
   auto& forwards = counts_->forwards;
-  forwards.erase(
-      std::remove_if(
-          forwards.begin(), forwards.end(), [](const auto& earlier) { return earlier.expired(); }),
-      forwards.end());
+  drop_if(forwards, [](const auto& earlier) { return earlier.expired(); });
   forwards.push_back(forward);
 }
 
@@ -212,7 +208,7 @@ void SampleWeights::enter() {
     is_known = is_known || (running && running->weights == this && running->task == task);
     return !running;
   };
-  all.erase(std::remove_if(all.begin(), all.end(), is_over), all.end());
+  drop_if(all, is_over);
   if (is_known) return;
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   const auto running = std::make_shared<Running>(
@@ -276,7 +272,7 @@ double sample_weight() {
     const std::lock_guard lock(registry().mutex);
     for (auto* weights : registry().all) {
       const auto is_its = [&](const Running& running) { return running.weights == weights; };
-      if (!nodes || std::any_of(found.begin(), found.end(), is_its)) continue;
+      if (!nodes || any_of(found, is_its)) continue;
       if (!weights->samples_.is_in(*nodes)) continue;
       found.push_back({weights, task, weights->samples_.samples_of(*nodes), false});
     }

@@ -4,9 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +32,6 @@ class SampleCounter {
   void add_forward(
       double samples, const std::vector<at::Tensor>& outputs, bool complete, bool counts);
 
-  /// Counts `samples` samples at once.
   void add(double samples);
 
   /// Counts all forward passes that the backward pass of the calling thread goes through.
@@ -78,8 +75,7 @@ class SampleWeights {
       Joinable& model, const SampleCounter& samples, ProcessGroup group,
       std::shared_ptr<GroupMonitor> monitor, Accumulates accumulates);
   ~SampleWeights();
-  SampleWeights(const SampleWeights&) = delete;
-  SampleWeights& operator=(const SampleWeights&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SampleWeights);
 
   /// Has backward passes through `outputs` of the model use these weights, passes inside of them as
   /// well.

@@ -1,11 +1,11 @@
 #include "wrapper/shared_buffers.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ddp/detail/running_statistics.h>
+#include <ddp/internal/ranges.h>
 #include <torch/nn/modules/batchnorm.h>
 
 namespace ddp {
@@ -66,8 +66,7 @@ void SharedBuffers::expect_changes() {
 void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
   if (!enabled_) return;
   found_ = find();
-  on_accelerator_ = std::any_of(
-      found_.tensors.begin(), found_.tensors.end(), [](const auto& t) { return !t.is_cpu(); });
+  on_accelerator_ = any_of(found_.tensors, [](const auto& t) { return !t.is_cpu(); });
   broadcast_.start(found_.tensors, source, group);
 }
 

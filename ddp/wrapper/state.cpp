@@ -1,12 +1,12 @@
 // The wrapper's work around each pass.
 #include "wrapper/state.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -18,14 +18,13 @@ using State = DistributedDataParallelBase::State;
 
 // Where refresh() found nothing else to train.
 bool State::is_for_outside() const {
-  const auto& averaged = reducer_->parameters();
-  return std::all_of(averaged.begin(), averaged.end(), [](const auto& p) { return p.is_outside; });
+  return all_of(reducer_->parameters(), [](const auto& p) { return p.is_outside; });
 }
 
 State::Gradients State::gradients_of_forward() const {
   const bool is_for_outside = this->is_for_outside();
   const auto any = [&](const std::vector<NamedParameter>& parameters) {
-    return std::any_of(parameters.begin(), parameters.end(), [&](const NamedParameter& p) {
+    return any_of(parameters, [&](const NamedParameter& p) {
       return p.tensor.requires_grad() && (is_for_outside || !p.is_outside);
     });
   };
@@ -121,9 +120,9 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
       monitor().rank_text(), ". Call it right before backward().");
   const auto has_graph = [](const at::Tensor& t) { return t.defined() && t.grad_fn(); };
   DDP_CHECK_VALUE(
-      std::any_of(outputs.begin(), outputs.end(), has_graph),
-      "sync_in_backward: expected an output that has a graph, got ", outputs.size(),
-      outputs.size() == 1 ? " tensor" : " tensors", " without one on ", monitor().rank_text(),
+      any_of(outputs, has_graph), "sync_in_backward: expected an output that has a graph, got ",
+      outputs.size(), outputs.size() == 1 ? " tensor" : " tensors", " without one on ",
+      monitor().rank_text(),
       ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
 }
 
@@ -161,9 +160,7 @@ void State::failed(const std::string& why) {
 
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
-  if (!owner_.join_context()) {
-    replica_check_.start([this] { return all_parameters(); }, *group());
-  }
+  if (!owner_.join_context()) replica_check_.start([this] { return all_parameters(); }, *group());
   buffers_->start(source, *group());
 }
 

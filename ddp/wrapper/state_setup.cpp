@@ -251,12 +251,12 @@ std::shared_ptr<GradientShards> State::shard_gradients() {
 void State::step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer) {
   DDP_CHECK(
       !shards_,
-      "step_in_backward: expected gradients on every rank, got those of a "
-      "ZeroRedundancyOptimizer of stage 2, which are not. Set overlap(true) there.");
+      "step_in_backward: expected gradients on every rank, got those of a ZeroRedundancyOptimizer "
+      "of stage 2, which are not. Set overlap(true) there.");
   DDP_CHECK(
       !optimizer_,
-      "step_in_backward: expected to be called once, got another optimizer. Put all "
-      "parameters into groups of one.");
+      "step_in_backward: expected to be called once, got another optimizer. Put all parameters "
+      "into groups of one.");
   std::swap(optimizer_, optimizer);
   try {
     attach_optimizer(*reducer_);

@@ -9,11 +9,8 @@
 #include <torch/csrc/utils/tensor_flatten.h>
 
 namespace ddp {
-namespace {
 
 constexpr size_t kMessageBytes = size_t{25} << 20;
-
-}  // namespace
 
 void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value) {
   const at::NoGradGuard no_grad;

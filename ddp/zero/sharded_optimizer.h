@@ -1,9 +1,6 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -58,7 +55,6 @@ class ShardedOptimizer {
   std::vector<ShardChunk>& chunks() { return chunks_; }
   const std::vector<ShardChunk>& chunks() const { return chunks_; }
 
-  /// The optimizer of this rank's part.
   torch::optim::Optimizer& local() { return *optimizer_; }
   /// Copies the options of the whole optimizer for the following steps.
   void set_options(const Groups& groups);

@@ -27,7 +27,6 @@ struct StateParts {
   int64_t* step = nullptr;           // null where the class counts no steps
 };
 
-/// Collects the parts of a state.
 struct PartCollector {
   StateParts parts;
 
@@ -53,7 +52,6 @@ constexpr int64_t kHasState = 0;
 constexpr int64_t kStep = 1;
 constexpr int64_t kTensors = 2;
 
-/// The numbers of the parameters in the optimizer's groups.
 std::unordered_map<const void*, int64_t> numbers_in(const ShardedOptimizer::Groups& groups) {
   std::unordered_map<const void*, int64_t> numbers;
   for (const auto& group : groups) {
@@ -174,8 +172,7 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
     }
     for (size_t t = 0; t < tensors; ++t) {
       const auto column = kTensors + static_cast<int64_t>(t);
-      const auto rows = table.narrow(0, first, count).select(1, column);
-      if (rows.sum().item<int64_t>() == 0) continue;
+      if (table.narrow(0, first, count).select(1, column).sum().item<int64_t>() == 0) continue;
       const auto all = gather_state(chunk, t);
       if (!whole) continue;
       for (int64_t slot = 0; slot < count; ++slot) {

@@ -1,6 +1,5 @@
 #include <ddp/zero.h>
 
-#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -9,6 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/zero_shards.h>
 
 #include "clip/gradient_norm.h"
@@ -52,8 +52,8 @@ void check_parameters(
           found == known.end() || !found->second->expect_sparse,
           "ZeroRedundancyOptimizer: expected parameters with dense gradients, got \"",
           found->second->name,
-          "\", whose are sparse. Make the Embedding with sparse(false), or "
-          "step it with an optimizer of its own.");
+          "\", whose are sparse. Make the Embedding with sparse(false), or step it with an "
+          "optimizer of its own.");
     }
   }
 }
@@ -184,9 +184,7 @@ class ZeroRedundancyOptimizerBase::Impl {
     auto optimizer = std::make_unique<ShardedOptimizer>(
         std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
     auto& chunks = optimizer->chunks();
-    for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) {
-      chunks[c].shard = &(*shards)[c];
-    }
+    for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) chunks[c].shard = &(*shards)[c];
     return optimizer;
   }
 
@@ -195,7 +193,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   void check_gradients_were_averaged() const {
     if (!shards_ || group_size() == 1) return;
     for (const auto& shard : *shards_) {
-      if (std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end()) return;
+      if (contains(shard.arrived, 1)) return;
     }
     for (const auto& group : owner_.param_groups()) {
       for (const auto& p : group.params()) {
@@ -372,8 +370,8 @@ std::vector<ShardedGradients> ZeroRedundancyOptimizerBase::gradient_sets() const
     const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
     DDP_CHECK_VALUE(
         !layout.stage,
-        "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer "
-        "of a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
+        "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer of "
+        "a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
         "clip_grad_norm_(module, max_norm, mesh).");
     std::vector<ProcessGroup> groups;
     for (const auto& group : layout.sharded_over) {

@@ -7,11 +7,9 @@
 #include <fstream>
 #include <locale>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include <ddp/internal/text.h>
 
 #include "launch/poll_until.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -119,7 +118,7 @@ Job::Wires Coordinator::wires(bool is_alone) {
 membership::LineChannel Coordinator::local_client() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw std::system_error(errno, std::generic_category(), "cannot make a pair of sockets");
+    throw_errno("cannot make a pair of sockets");
   }
   clients_[++last_name_] = {LineChannel(Fd(ends[0])), Clock::now()};
   return LineChannel(Fd(ends[1]));

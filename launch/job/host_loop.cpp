@@ -1,12 +1,10 @@
 #include "launch/job/host_loop.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -64,7 +62,7 @@ HostLoop::HostLoop(
       next_connect_(Clock::now()),
       deadline_(Clock::now() + kConnectLimit) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
-  if (!null_) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
+  if (!null_) throw_errno("cannot open /dev/null");
   if (own_ == nullptr) return;
   job_ = own_->local_client();
   introduce();

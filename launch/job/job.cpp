@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <csignal>
-#include <utility>
 
 #include <ddp/internal/membership/line_channel.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
-#include "launch/processes/signals.h"
 #include "launch/texts.h"
 
 namespace ddp::launch {
@@ -175,9 +174,8 @@ std::string Job::reason_to_refuse(
         " and --max-restarts ", options_.max_restarts, ", got ", nodes, ", ", launcher.ranks,
         " and ", restarts);
   }
-  const bool is_taken = std::any_of(launchers_.begin(), launchers_.end(), [&](const auto& entry) {
-    return entry.second.node == launcher.node;
-  });
+  const bool is_taken =
+      any_of(launchers_, [&](const auto& entry) { return entry.second.node == launcher.node; });
   if (is_taken) {
     return str("--node-rank: expected one host with each, got a second one with ", launcher.node);
   }

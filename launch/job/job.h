@@ -1,12 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "launch/membership/membership.h"

@@ -1,32 +1,28 @@
 #include "launch/job/ports.h"
 
-#include <cerrno>
 #include <cstdint>
 #include <string>
-#include <system_error>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "launch/texts.h"
+
 namespace ddp::launch {
-namespace {
 
 constexpr int kBacklog = 128;
-
-}  // namespace
 
 Fd listen_on(int port) {
   Fd fd = bind_to_port(port);
   if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
-  throw std::system_error(
-      errno, std::generic_category(), "cannot listen on port " + std::to_string(port));
+  throw_errno("cannot listen on port " + std::to_string(port));
 }
 
 int port_of(const Fd& fd) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    throw std::system_error(errno, std::generic_category(), "cannot read the reserved port");
+    throw_errno("cannot read the reserved port");
   }
   return ntohs(
       address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
@@ -56,9 +52,7 @@ Fd bind_to_port(int port) {
 }
 
 ReservedPort::ReservedPort() : socket_(bind_to_port(0)) {
-  if (!socket_) {
-    throw std::system_error(errno, std::generic_category(), "cannot reserve a TCP port");
-  }
+  if (!socket_) throw_errno("cannot reserve a TCP port");
   port_ = port_of(socket_);
 }
 

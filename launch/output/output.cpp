@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <string>
-#include <system_error>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -29,8 +29,7 @@ void make_folder(const std::string& path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const auto folder = path.substr(0, slash);
     if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-      throw std::system_error(
-          errno, std::generic_category(), "--log-dir: cannot make the folder '" + folder + "'");
+      throw_errno("--log-dir: cannot make the folder '" + folder + "'");
     }
     if (slash == std::string::npos) return;
   }
@@ -85,10 +84,7 @@ Fd open_log(const std::string& log_dir, int attempt, int global_rank) {
   make_folder(folder);
   const auto path = folder + "/rank_" + std::to_string(global_rank) + ".log";
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file) {
-    throw std::system_error(
-        errno, std::generic_category(), "--log-dir: cannot write '" + path + "'");
-  }
+  if (!file) throw_errno("--log-dir: cannot write '" + path + "'");
   return file;
 }
 

@@ -1,22 +1,20 @@
 #include "launch/processes/process_tree.h"
 
-#include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include <dirent.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -80,10 +78,7 @@ std::vector<Process> descendants() {
 std::optional<int> reap(pid_t child, int options) {
   int status = 0;
   const pid_t reaped = ::waitpid(child, &status, options);
-  if (reaped < 0) {
-    throw std::system_error(
-        errno, std::generic_category(), "cannot wait for process " + std::to_string(child));
-  }
+  if (reaped < 0) throw_errno("cannot wait for process " + std::to_string(child));
   if (reaped == 0) return std::nullopt;
   return status;
 }

@@ -1,16 +1,15 @@
 #include "launch/processes/rank_processes.h"
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <system_error>
 
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <ddp/internal/ranges.h>
 
 #include "launch/processes/process_tree.h"
 #include "launch/texts.h"
@@ -18,7 +17,7 @@
 namespace ddp::launch {
 
 DeathWatch::DeathWatch() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!epoll_) throw std::system_error(errno, std::generic_category(), "cannot watch processes");
+  if (!epoll_) throw_errno("cannot watch processes");
 }
 
 void DeathWatch::watch(pid_t pid) {
@@ -42,16 +41,14 @@ std::vector<pid_t> DeathWatch::died() {
     for (int i = 0; i < count; ++i) {
       const auto pid = static_cast<pid_t>(events[i].data.u64);
       result.push_back(pid);
-      const auto watched = std::find_if(
-          watched_.begin(), watched_.end(), [pid](const Watched& w) { return w.pid == pid; });
+      const auto watched = find_if(watched_, [pid](const Watched& w) { return w.pid == pid; });
       watched_.erase(watched);  // closing the pidfd removes it from the epoll set
     }
   }
 }
 
 bool DeathWatch::watches(pid_t pid) const {
-  return std::any_of(
-      watched_.begin(), watched_.end(), [pid](const Watched& w) { return w.pid == pid; });
+  return any_of(watched_, [pid](const Watched& w) { return w.pid == pid; });
 }
 
 void RankProcesses::add(int rank, pid_t pid, int output) {
@@ -63,8 +60,7 @@ void RankProcesses::add(int rank, pid_t pid, int output) {
 std::vector<RankProcesses::Ended> RankProcesses::reap() {
   std::vector<Ended> ended;
   const auto take = [&](pid_t pid) {
-    const auto rank = std::find_if(
-        running_.begin(), running_.end(), [pid](const Rank& one) { return one.pid == pid; });
+    const auto rank = find_if(running_, [pid](const Rank& one) { return one.pid == pid; });
     const bool is_rank = rank != running_.end();
     // Before it is reaped: until then its id belongs to its group.
     if (is_rank && kills_groups_) ::kill(-pid, SIGKILL);
@@ -100,9 +96,8 @@ std::vector<RankProcesses::Stopped> RankProcesses::take_stops() {
 void RankProcesses::send(int signal) const {
   for (const Rank& rank : running_) ::kill(-rank.pid, signal);
   for (const Process& process : descendants()) {
-    const bool reached = std::any_of(running_.begin(), running_.end(), [&](const Rank& rank) {
-      return rank.pid == process.group;
-    });
+    const bool reached =
+        any_of(running_, [&](const Rank& rank) { return rank.pid == process.group; });
     if (!reached) ::kill(process.pid, signal);
   }
 }
@@ -114,8 +109,7 @@ void RankProcesses::kill(int rank, pid_t pid) const {
 }
 
 bool RankProcesses::all_are_stopped() const {
-  return std::all_of(
-      running_.begin(), running_.end(), [](const Rank& rank) { return rank.stopped; });
+  return all_of(running_, [](const Rank& rank) { return rank.stopped; });
 }
 
 std::string RankProcesses::names() const {

@@ -4,10 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <initializer_list>
-#include <system_error>
+
+#include "launch/texts.h"
 
 namespace ddp::launch {
 
@@ -32,7 +31,7 @@ bool is_only_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUS
 Fd open_signals(const sigset_t& signals) {
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
   Fd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) throw std::system_error(errno, std::generic_category(), "cannot await signals");
+  if (!fd) throw_errno("cannot await signals");
   return fd;
 }
 

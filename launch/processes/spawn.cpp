@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
-#include <system_error>
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,6 +11,7 @@
 
 #include "launch/pipe.h"
 #include "launch/processes/signals.h"
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -61,11 +61,10 @@ std::string fault_of_first_line(const std::string& script) {
   const bool ends_as_on_windows = line.back() == '\r';
   if (ends_as_on_windows) line.pop_back();
   return ". It is there, and its first line asks for an interpreter that is not: '" + line + "'" +
-         (ends_as_on_windows
-              ? ", which ends with a carriage return. Save it with line ends of Unix "
-                "(sed -i 's/\\r$//' " +
-                    script + ")"
-              : "");
+         (ends_as_on_windows ? ", which ends with a carriage return. Save it with line ends of "
+                               "Unix (sed -i 's/\\r$//' " +
+                                   script + ")"
+                             : "");
 }
 
 }  // namespace
@@ -87,8 +86,7 @@ pid_t spawn(
   // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
   const pid_t pid = ::fork();
   if (pid < 0) {
-    throw std::system_error(
-        errno, std::generic_category(),
+    throw_errno(
         errno == EAGAIN ? "cannot start a process: raise `ulimit -u`, or its container's pids.max"
                         : "cannot start a process");
   }

@@ -76,9 +76,8 @@ at::Tensor all_to_all_attention(
       " ranks, got ", q.sizes(), " ", on_rank_text(*group), ". Use ring_attention.");
   DDP_CHECK_VALUE(
       q.size(2) % 2 == 0, kCall,
-      ": expected an even number of positions, two pieces of "
-      "context_shard(), got ",
-      q.sizes(), " ", on_rank_text(*group), ". Cut with it.");
+      ": expected an even number of positions, two pieces of context_shard(), got ", q.sizes(), " ",
+      on_rank_text(*group), ". Cut with it.");
 
   // One exchange for all three.
   const auto heads = to_heads(at::cat({q, k, v}, -1), group);

@@ -27,7 +27,6 @@ AttentionArguments attention_arguments(
     const char* call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const c10d::ProcessGroup& group);
 
-/// Attention on one rank.
 at::Tensor whole_attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool is_causal,
     std::optional<double> scale);

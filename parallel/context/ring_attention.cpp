@@ -229,8 +229,7 @@ at::Tensor ring_attention(
   if (group->getSize() == 1) return whole_attention(q, k, v, is_causal, scale);
   DDP_CHECK_VALUE(
       !is_causal || q.size(-2) % 2 == 0,
-      "ring_attention: expected an even number of positions, two "
-      "pieces of context_shard(), got ",
+      "ring_attention: expected an even number of positions, two pieces of context_shard(), got ",
       q.sizes(), " ", on_rank_text(*group), ". Cut with it.");
   const BlockOptions options{
       is_causal, scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))))};

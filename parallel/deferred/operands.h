@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <utility>
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>

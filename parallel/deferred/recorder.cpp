@@ -234,9 +234,8 @@ size_t Call::slot_for(const at::Tensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   DDP_CHECK(
       storage->resizable(),
-      "DeferredInit: expected no operation that changes memory of the "
-      "program's own, got ",
-      name(), " of ", text_of_tensor(tensor), ". Give it a clone() of the tensor.");
+      "DeferredInit: expected no operation that changes memory of the program's own, got ", name(),
+      " of ", text_of_tensor(tensor), ". Give it a clone() of the tensor.");
   const auto slot = tape_.add_slot(storage->nbytes(), storage->device());
   tape_.slots[slot].user = tensor.storage().getWeakStorageImpl();
   tape_.slots[slot].initial =

@@ -1,8 +1,6 @@
 // Records what is called while a DeferredInit guard exists.
 #pragma once
 
-#include <functional>
-
 #include "deferred/tape.h"
 
 namespace ddp {

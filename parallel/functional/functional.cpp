@@ -24,7 +24,6 @@ at::Tensor run(
   return apply_exchange(t, c10::make_intrusive<Exchange>(kind, group, dim));
 }
 
-/// The index of a dimension, from 0.
 int64_t dimension(
     const char* call, const at::Tensor& t, int64_t dim, const c10d::ProcessGroup& group) {
   const int64_t dims = t.defined() ? t.dim() : 0;

@@ -1,10 +1,11 @@
 #include "pipeline/microbatches.h"
 
-#include <algorithm>
 #include <cstddef>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
 namespace ddp {
@@ -12,8 +13,7 @@ namespace ddp {
 Microbatches::Microbatches(
     const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool fills,
     const std::string& on_rank) {
-  const auto is_defined = [](const at::Tensor& tensor) { return tensor.defined(); };
-  const auto first = std::find_if(tensors.begin(), tensors.end(), is_defined);
+  const auto first = find_if(tensors, [](const at::Tensor& tensor) { return tensor.defined(); });
   DDP_CHECK_VALUE(
       first != tensors.end(), "PipelineStage: expected ", name,
       " on the stage that uses them, got none ", on_rank, ". Pass the whole batch there.");
@@ -48,9 +48,8 @@ bool Microbatches::is_filler(int64_t microbatch) const {
 }
 
 std::vector<at::Tensor> Microbatches::tensors(int64_t microbatch) const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parts : parts_) tensors.push_back(parts.at(static_cast<size_t>(microbatch)));
-  return tensors;
+  return c10::fmap(
+      parts_, [&](const auto& parts) { return parts.at(static_cast<size_t>(microbatch)); });
 }
 
 double Microbatches::share(int64_t microbatch) const {
@@ -64,9 +63,7 @@ at::Tensor joined(const std::vector<at::Tensor>& parts) {
            part.scalar_type() == parts[0].scalar_type() &&
            (part.dim() == 0 || part.sizes().slice(1) == parts[0].sizes().slice(1));
   };
-  if (parts.empty() || !parts[0].defined() || !std::all_of(parts.begin(), parts.end(), fits)) {
-    return at::Tensor();
-  }
+  if (parts.empty() || !parts[0].defined() || !all_of(parts, fits)) return at::Tensor();
   return parts[0].dim() == 0 ? at::stack(parts) : at::cat(parts);
 }
 
@@ -76,7 +73,7 @@ void backward_through(
   std::vector<at::Tensor> roots, root_gradients;
   for (size_t k = 0; k < tensors.size(); ++k) {
     const auto has_gradient = [k](const auto& of_part) { return of_part.at(k).defined(); };
-    if (std::none_of(gradients.begin(), gradients.end(), has_gradient)) continue;
+    if (none_of(gradients, has_gradient)) continue;
     std::vector<at::Tensor> of_parts;
     for (size_t i = 0; i < gradients.size(); ++i) {
       const auto& gradient = gradients[i].at(k);

@@ -24,7 +24,6 @@ class Microbatches {
 
   /// Whether a micro-batch has no rows of its own.
   bool is_filler(int64_t microbatch) const;
-  /// The parts of the tensors in a micro-batch.
   std::vector<at::Tensor> tensors(int64_t microbatch) const;
   /// Its share of the batch's rows.
   double share(int64_t microbatch) const;

@@ -58,9 +58,7 @@ void check_setup(const PipelineSetup& setup, int index, int ranks) {
       where, ", which would add up what was added up before. Leave reduce_each out.");
   DDP_CHECK_VALUE(
       setup.loss || index + 1 < ranks,
-      "PipelineStage: expected a loss function on the last stage, "
-      "got none ",
-      where, ".");
+      "PipelineStage: expected a loss function on the last stage, got none ", where, ".");
 }
 
 /// The settings that all ranks must have alike, a line each.
@@ -71,16 +69,12 @@ std::string settings_of(const PipelineSetup& setup) {
 }
 
 std::string describe_settings(const std::vector<std::string>& by_rank) {
-  const auto first = lines_of(by_rank[0]);
-  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
-    const auto lines = lines_of(by_rank[rank]);
-    const auto [one, other] = std::mismatch(first.begin(), first.end(), lines.begin());
-    if (one == first.end()) continue;
-    return ddp::str(
-        "PipelineStage: expected the same options on every rank, got ", *one, " on rank 0 and ",
-        *other, " on rank ", rank, ". Build all stages from one configuration.");
-  }
-  return "";
+  const auto rank = first_different_rank(by_rank);
+  if (rank == 0) return "";
+  const auto [first, other] = different_lines(by_rank[0], by_rank[rank]);
+  return ddp::str(
+      "PipelineStage: expected the same options on every rank, got ", first, " on rank 0 and ",
+      other, " on rank ", rank, ". Build all stages from one configuration.");
 }
 
 /// The messages that the ranks exchange once, by rank.
@@ -140,7 +134,6 @@ class EarlierGradients {
     }
   }
 
-  /// Adds them to the step's.
   void add() const {
     const c10::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -1,8 +1,7 @@
 #include <ddp/detail/stage_module.h>
 
-#include <algorithm>
-
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp::detail {
 namespace {
@@ -33,9 +32,7 @@ bool StageModule::reduces() const {
   if (dynamic_cast<const DistributedDataParallelBase*>(module.get())) return true;
   if (!dynamic_cast<const FullyShardedBase*>(module.get())) return false;
   const auto parameters = module->parameters();
-  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& parameter) {
-    return parameter.requires_grad();
-  });
+  return any_of(parameters, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
 }
 
 bool StageModule::may_reduce_each() const {

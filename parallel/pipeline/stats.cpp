@@ -1,11 +1,11 @@
 #include <ddp/pipeline_stats.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <set>
 
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/trace_events.h>
@@ -35,7 +35,6 @@ bool read_pipeline_step(std::istream& in, PipelineStepStats& step) {
   return static_cast<bool>(in);
 }
 
-/// The times of all ranks in one step.
 struct WholeStep {
   int ranks = 0;
   double busy_ms = 0;
@@ -54,9 +53,7 @@ std::vector<WholeStep> whole_steps(const PipelineStats& stats) {
     whole.busy_ms += step.busy_ms();
     whole.longest_ms = std::max(whole.longest_ms, step.total_ms);
   }
-  std::vector<WholeStep> steps;
-  for (const auto& numbered : by_number) steps.push_back(numbered.second);
-  return steps;
+  return c10::fmap(by_number, [](const auto& numbered) { return numbered.second; });
 }
 
 template <typename Value>
@@ -97,9 +94,7 @@ std::string summary(const PipelineStats& stats) {
   if (stats.steps.empty()) return "";
   const auto total =
       middle_of(whole_steps(stats), [](const WholeStep& step) { return step.longest_ms; });
-  char text[100];
-  std::snprintf(text, sizeof text, "step %.1f ms, bubble %.1f%%", total, 100 * stats.bubble());
-  return text;
+  return formatted("step %.1f ms, bubble %.1f%%", total, 100 * stats.bubble());
 }
 
 void write_trace(const std::string& path, const PipelineStats& stats) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
@@ -17,7 +18,6 @@
 namespace ddp {
 namespace {
 
-/// A rank's description of a tied parameter.
 struct TiedText {
   std::string group;  // its name, which all its ranks know it by
   int64_t ranks = 0;  // of the group
@@ -139,9 +139,7 @@ void TiedParameters::begin(
 }
 
 std::vector<at::Tensor> TiedParameters::parameters() const {
-  std::vector<at::Tensor> parameters;
-  for (const auto& tied : tied_) parameters.push_back(tied.parameter);
-  return parameters;
+  return c10::fmap(tied_, [](const auto& tied) { return tied.parameter; });
 }
 
 void TiedParameters::sum_gradients(GroupMonitor& monitor) const {

@@ -34,7 +34,6 @@ class TiedParameters {
   void begin(
       const std::vector<std::string>& by_rank, const ProcessGroup& ranks, StageTensors& places);
 
-  /// The tied parameters of this rank.
   std::vector<at::Tensor> parameters() const;
   /// Adds up the copies' gradients of a step.
   ///

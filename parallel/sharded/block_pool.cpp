@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -13,6 +11,7 @@
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -24,7 +23,6 @@ struct Block {
   size_t bytes;
 };
 
-/// Blocks that are freed and not unmapped.
 struct FreeBlocks {
   std::mutex mutex;
   std::vector<Block> blocks;
@@ -52,8 +50,7 @@ void return_block(void* context) {
 bool take_free_block(size_t bytes, Block& block) {
   auto& pool = free_blocks();
   const std::lock_guard lock(pool.mutex);
-  const auto found = std::find_if(
-      pool.blocks.begin(), pool.blocks.end(), [&](const Block& b) { return b.bytes == bytes; });
+  const auto found = find_if(pool.blocks, [&](const Block& b) { return b.bytes == bytes; });
   if (found == pool.blocks.end()) return false;
   block = *found;
   pool.blocks.erase(found);

@@ -8,7 +8,6 @@
 
 namespace ddp {
 
-/// The fate of a block that is freed.
 enum class OnFree {
   kReuse,   ///< It waits for the next block of its size, which is spared the page faults of new
             ///< ones.

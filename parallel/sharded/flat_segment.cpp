@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/Storage.h>
@@ -21,9 +22,7 @@ namespace ddp {
 namespace {
 
 std::vector<int64_t> numels_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> numels;
-  for (const auto& tensor : tensors) numels.push_back(tensor.numel());
-  return numels;
+  return c10::fmap(tensors, [](const auto& tensor) { return tensor.numel(); });
 }
 
 /// 1-D, with a storage of its bytes that has no memory yet.

@@ -31,9 +31,7 @@ class FlatSegment {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
   at::IntArrayRef sizes_of(size_t slot) const { return views_[slot].sizes(); }
-  /// The dtype of the shard.
   at::ScalarType dtype() const { return shard_.scalar_type(); }
-  /// The size of an element of the whole, in bytes.
   size_t element_size() const { return whole_.element_size(); }
   /// The elements of a parameter in this rank's shard; possibly none.
   struct Range {
@@ -53,7 +51,6 @@ class FlatSegment {
   ///
   /// Collective: yes. Blocks: no.
   void begin_gather();
-  /// Waits for the gather.
   void end_gather();
   /// Frees the memory of the whole. The parameters' sizes stay as they are.
   void release();
@@ -68,7 +65,6 @@ class FlatSegment {
   uint64_t hash_of_whole() const;
   /// Copies this rank's elements of the whole into the shard.
   void write_back();
-  /// Whether a tensor has the memory of the whole.
   bool has_memory_of(const at::Tensor& tensor) const { return tensor.is_alias_of(whole_); }
 
   /// The accumulator of a parameter, which takes gradients of the whole's sizes and dtype. Null for

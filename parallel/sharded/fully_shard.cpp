@@ -2,7 +2,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>

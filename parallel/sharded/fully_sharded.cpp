@@ -1,19 +1,11 @@
 #include <ddp/fully_sharded.h>
 
-#include <algorithm>
-#include <optional>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/serialize/archive.h>
 
@@ -57,20 +49,13 @@ void check_options(const FullyShardedOptions& options) {
   }
 }
 
-/// Whether the groups have the same ranks; null is none.
-bool same_ranks(const ProcessGroup& one, const ProcessGroup& other) {
-  if (one == other) return true;
-  return one && other && one->getSize() == other->getSize() &&
-         count_common_ranks(*one, *other) == one->getSize();
-}
-
 /// A root reduces the gradients of all its units.
 void check_groups(
     const std::string& path, const UnitGradients::Groups& groups,
     const FullyShardedOptions& options) {
   const auto of_root = all_groups(options);
-  const bool fits = same_ranks(groups.shard, of_root.front()) &&
-                    same_ranks(groups.replicate, of_root.size() == 2 ? of_root[1] : nullptr);
+  const bool fits = have_same_ranks(groups.shard, of_root.front()) &&
+                    have_same_ranks(groups.replicate, of_root.size() == 2 ? of_root[1] : nullptr);
   DDP_CHECK_VALUE(
       fits,
       "FullyShardedDataParallel: expected all units of a model to be cut over the same ranks, got "
@@ -110,8 +95,7 @@ class ArchiveDtypes {
   ~ArchiveDtypes() {
     for (auto& [tensor, before] : before_) tensor.set_data(before);
   }
-  ArchiveDtypes(const ArchiveDtypes&) = delete;
-  ArchiveDtypes& operator=(const ArchiveDtypes&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ArchiveDtypes);
 
   /// Converts the loaded tensors to their own dtypes.
   void finish() {
@@ -258,9 +242,8 @@ void FullyShardedBase::check_whole(const char* call) const {
   const auto is_sharded = [](const std::shared_ptr<ShardedUnit>& unit) {
     return !unit->is_whole() && unit->gradients().size() > 0;
   };
-  const auto& units = unit_->model()->units();
   DDP_CHECK(
-      std::none_of(units.begin(), units.end(), is_sharded), "FullyShardedDataParallel: ", call,
+      none_of(unit_->model()->units(), is_sharded), "FullyShardedDataParallel: ", call,
       "() has this rank's shards alone ", on_rank_text(*unit_->groups().shard),
       ". Call ddp::full_state_dict(model) on every rank, or add it to a Checkpointer.");
 }

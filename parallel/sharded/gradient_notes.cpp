@@ -1,7 +1,6 @@
 #include "sharded/gradient_notes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>

@@ -3,7 +3,6 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -53,9 +53,7 @@ std::vector<int64_t> largest(const std::vector<int64_t>& numbers, const ProcessG
 }
 
 ProcessGroup made_group(const ProcessGroup& group) {
-  std::vector<int> ranks(static_cast<size_t>(group->getSize()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return new_group(ranks, group);
+  return new_group(numbers_up_to(group->getSize()), group);
 }
 
 }  // namespace

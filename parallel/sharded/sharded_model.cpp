@@ -1,8 +1,6 @@
 #include "sharded/sharded_model.h"
 
-#include <algorithm>
 #include <set>
-#include <string>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -10,15 +8,14 @@
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/internal/text.h>
-#include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -35,31 +32,21 @@ bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -
 
 /// \param by_rank  names of units, a line each.
 std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pass) {
-  std::vector<std::vector<std::string>> units;
-  for (const auto& names : by_rank) units.push_back(lines_of(names));
-  for (size_t rank = 1; rank < units.size(); ++rank) {
-    if (units[rank] == units[0]) continue;
-    size_t at = 0;
-    const auto name_at = [&](const std::vector<std::string>& names) {
-      return at < names.size() ? names[at] : "none";
-    };
-    while (name_at(units[0]) == name_at(units[rank])) ++at;
-    return ddp::str(
-        "FullyShardedDataParallel: expected every rank to run the same units in the same order, "
-        "got ",
-        name_at(units[0]), " on rank 0 and ", name_at(units[rank]), " on rank ", rank,
-        " in forward ", pass, ". Run it on all ranks and mask its result.");
-  }
-  return "";
+  const auto rank = first_different_rank(by_rank);
+  if (rank == 0) return "";
+  const auto [first, other] = different_lines(by_rank[0], by_rank[rank]);
+  return ddp::str(
+      "FullyShardedDataParallel: expected every rank to run the same units in the same order, got ",
+      first, " on rank 0 and ", other, " on rank ", rank, " in forward ", pass,
+      ". Run it on all ranks and mask its result.");
 }
 
 std::string describe_kinds(const std::vector<std::string>& by_rank) {
-  const auto other = std::find_if(
-      by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
-  if (other == by_rank.end()) return "";
+  const auto rank = first_different_rank(by_rank);
+  if (rank == 0) return "";
   return ddp::str(
       "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
-      by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
+      by_rank[0], " on rank 0 and ", by_rank[rank], " on rank ", rank,
       ". Evaluation is collective, too: run equal numbers of batches, ddp::equal_batches().");
 }
 
@@ -137,8 +124,7 @@ void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
 }
 
 c10::Device ShardedModel::device() const {
-  const auto has_parameters = [](const auto& unit) { return unit->has_parameters(); };
-  const auto found = std::find_if(units_.begin(), units_.end(), has_parameters);
+  const auto found = find_if(units_, [](const auto& unit) { return unit->has_parameters(); });
   return found == units_.end() ? c10::Device(c10::kCPU) : (*found)->device();
 }
 
@@ -174,7 +160,7 @@ void ShardedModel::forget_graphs() {
     const auto pass = graph.lock();
     return !pass || pass->is_released;
   };
-  graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
+  drop_if(graphs_, is_over);
 }
 
 bool ShardedModel::has_several_graphs() {
@@ -194,8 +180,7 @@ bool ShardedModel::may_reduce_early() {
   const bool reduces = std::exchange(expects_reduction_, false);
   // Gradients of values that were computed from whole parameters before forward come after it.
   const bool is_summoned =
-      !is_held_ &&
-      std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->stays_whole; });
+      !is_held_ && any_of(units_, [](const auto& unit) { return unit->stays_whole; });
   return (reduces || !is_held_) && !has_several_graphs() && !is_summoned;
 }
 
@@ -341,8 +326,7 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
 }
 
 bool ShardedModel::is_collective() const {
-  return std::any_of(
-      units_.begin(), units_.end(), [](const auto& unit) { return !unit->stays_whole; });
+  return any_of(units_, [](const auto& unit) { return !unit->stays_whole; });
 }
 
 void ShardedModel::forward_failed(const ShardedUnit& unit) {
@@ -357,8 +341,8 @@ void ShardedModel::forward_failed(const ShardedUnit& unit) {
       error.add_context(ddp::str(
           "FullyShardedDataParallel ran forward of ", unit.name(), " ",
           on_rank_text(*gather_group_),
-          ". Parameters of other units are this rank's shards there: use each in forward of "
-          "its unit."));
+          ". Parameters of other units are this rank's shards there: use each in forward of its "
+          "unit."));
     }
   } catch (...) {
   }

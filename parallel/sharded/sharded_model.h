@@ -75,7 +75,6 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<std::shared_ptr<ShardedUnit>>& units() const { return units_; }
   ShardedUnit& unit(size_t index) const { return *units_[index]; }
   int64_t prefetch() const { return prefetch_; }
-  /// The device of all parameters.
   c10::Device device() const;
   const UnitGradients::Groups& reduce_groups() const { return reduce_groups_; }
   /// Sets the module whose buffers all ranks get from rank 0 when the root's gradients are reduced.
@@ -89,7 +88,6 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     size_t use = PassOrder::npos;
     bool is_recomputed = false;
   };
-  /// Gathers the unit.
   Place enter(ShardedUnit& unit, bool reduces);
   void leave(ShardedUnit& unit, const Place& place);
   /// Before leave(): the marker of the use for pass_through_node(); null if backward does not get

@@ -1,6 +1,5 @@
 #include "sharded/sharded_parameters.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -12,6 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -49,9 +49,7 @@ class UnitWalk {
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (item.value().defined()) outside.emplace_back(prefix + item.key(), item.value());
     }
-    for (const auto& child : module.named_children()) {
-      visit(*child.value(), prefix + child.key());
-    }
+    for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key());
   }
   void check_single(
       bool is_single, const std::string& name, const std::string& one,
@@ -118,7 +116,7 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
   found.units = walk.units;
   for (auto& layout : layouts_of(module)) {
     if (walk.owners.count(layout.local.unsafeGetTensorImpl()) > 0) continue;
-    const bool is_ignored = std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end();
+    const bool is_ignored = contains(ignored, layout.name);
     unknown.erase(layout.name);
     if (is_ignored) continue;
     DDP_CHECK_VALUE(
@@ -191,22 +189,12 @@ void agree_on_parameters(
         for (const auto& text_of_rank : by_rank) {
           if (!text_of_rank.empty() && text_of_rank[0] == '!') return text_of_rank.substr(1);
         }
-        for (size_t rank = 1; rank < by_rank.size(); ++rank) {
-          if (by_rank[rank] == by_rank[0]) continue;
-          const auto line_of = [&](const std::string& text, size_t begin) {
-            return begin < text.size() ? text.substr(begin, text.find('\n', begin) - begin)
-                                       : std::string("none");
-          };
-          size_t begin = 0;
-          while (line_of(by_rank[0], begin) == line_of(by_rank[rank], begin)) {
-            begin = by_rank[0].find('\n', begin) + 1;
-          }
-          return ddp::str(
-              "FullyShardedDataParallel: expected the same parameters on every rank, got ",
-              line_of(by_rank[0], begin), " on rank 0 and ", line_of(by_rank[rank], begin),
-              " on rank ", rank, ". Build the same module on all ranks.");
-        }
-        return "";
+        const auto rank = first_different_rank(by_rank);
+        if (rank == 0) return "";
+        const auto [first, other] = different_lines(by_rank[0], by_rank[rank]);
+        return ddp::str(
+            "FullyShardedDataParallel: expected the same parameters on every rank, got ", first,
+            " on rank 0 and ", other, " on rank ", rank, ". Build the same module on all ranks.");
       });
 }
 

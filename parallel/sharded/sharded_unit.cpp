@@ -9,6 +9,7 @@
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -25,8 +26,7 @@ namespace {
 
 bool is_kept_float(const std::string& name, const MixedPrecisionPolicy& policy) {
   const auto dotted = "." + name + ".";
-  const auto& kept = policy.keep_float();
-  return std::any_of(kept.begin(), kept.end(), [&](const std::string& part) {
+  return any_of(policy.keep_float(), [&](const std::string& part) {
     return dotted.find("." + part + ".") != std::string::npos;
   });
 }
@@ -363,7 +363,7 @@ std::shared_ptr<ShardedModel> ShardedUnit::model() const {
 }
 
 bool ShardedUnit::takes_gradients(const Wanted& wanted) const {
-  return std::any_of(hooked_.begin(), hooked_.end(), [&](const NodePtr& accumulator) {
+  return any_of(hooked_, [&](const NodePtr& accumulator) {
     const auto at = wanted.find(accumulator.get());
     return accumulator && at != wanted.end() && at->second.needed_;
   });
@@ -374,9 +374,8 @@ void ShardedUnit::write_back() {
 }
 
 bool ShardedUnit::has_memory_of(const at::Tensor& tensor) const {
-  return std::any_of(segments_.begin(), segments_.end(), [&](const FlatSegment& segment) {
-    return segment.has_memory_of(tensor);
-  });
+  return any_of(
+      segments_, [&](const FlatSegment& segment) { return segment.has_memory_of(tensor); });
 }
 
 }  // namespace ddp

@@ -37,8 +37,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   /// \param layouts  of the parameters, in order.
   ShardedUnit(const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options);
   ~ShardedUnit();
-  ShardedUnit(const ShardedUnit&) = delete;
-  ShardedUnit& operator=(const ShardedUnit&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(ShardedUnit);
 
   /// Calls `on_gradient` when a parameter has its gradient of a backward pass.
   void add_hooks();

@@ -1,8 +1,6 @@
 #include <ddp/detail/unit_call.h>
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>

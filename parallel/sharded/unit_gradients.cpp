@@ -7,9 +7,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 
 #include "sharded/block_pool.h"
 
@@ -49,18 +48,15 @@ const at::Tensor& UnitGradients::parameter_of(const Slot& slot) const {
 const at::Tensor& UnitGradients::parameter(size_t i) const { return parameter_of(slots_[i]); }
 
 bool UnitGradients::has_trainable() const {
-  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return parameter_of(slot).requires_grad();
-  });
+  return any_of(slots_, [&](const Slot& slot) { return parameter_of(slot).requires_grad(); });
 }
 
 bool UnitGradients::has_kept() const {
-  return std::any_of(
-      slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.kept.defined(); });
+  return any_of(slots_, [](const Slot& slot) { return slot.kept.defined(); });
 }
 
 bool UnitGradients::has_begun() const {
-  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.has_begun; });
+  return any_of(slots_, [](const Slot& slot) { return slot.has_begun; });
 }
 
 void UnitGradients::begin() {
@@ -107,7 +103,7 @@ void UnitGradients::before_accumulate(size_t i) { begin_slot(slots_[i]); }
 void UnitGradients::after_accumulate(size_t i) { slots_[i].has_arrived = true; }
 
 bool UnitGradients::is_complete() const {
-  return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+  return all_of(slots_, [&](const Slot& slot) {
     return slot.has_arrived || !parameter_of(slot).requires_grad();
   });
 }
@@ -213,8 +209,7 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   }
   const auto divisor =
       static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
-  const auto numel = slice_numel() - notes_numel();
-  if (divisor != 1) sum_.narrow(0, 0, numel).div_(divisor);
+  if (divisor != 1) sum_.narrow(0, 0, slice_numel() - notes_numel()).div_(divisor);
 }
 
 std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {

@@ -29,7 +29,6 @@ class UnitGradients {
   const at::Tensor& parameter(size_t i) const;
   bool has_trainable() const;
 
-  /// Begins a backward pass.
   void begin();
   /// Whether a program changed `.grad` in place, and not to zeros, after a pass without reduction:
   /// what such passes kept would not follow. A rank without elements of it cannot tell.
@@ -60,7 +59,6 @@ class UnitGradients {
   ///
   /// Collective: over these ranks.
   void finish_reduction(const Groups& groups);
-  /// The bytes that this rank gave to reduce().
   int64_t reduced_bytes() const;
 
   /// Reads which parameters got a gradient.

@@ -21,14 +21,12 @@ void compare_drawn(
     const char* layer, const std::string& hash, const std::vector<int64_t>& sizes,
     const ProcessGroup& group) {
   agree(hash, group, layer, [&](const std::vector<std::string>& by_rank) -> std::string {
-    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      if (by_rank[rank] == by_rank[0]) continue;
-      return ddp::str(
-          layer, ": expected the same random numbers on all ranks of the group, but rank ", rank,
-          " of ", by_rank.size(), " drew other values for [", joined_by(", ", sizes),
-          "] than rank 0. Call torch::manual_seed() with one seed on all of them before.");
-    }
-    return "";
+    const auto rank = first_different_rank(by_rank);
+    if (rank == 0) return "";
+    return ddp::str(
+        layer, ": expected the same random numbers on all ranks of the group, but rank ", rank,
+        " of ", by_rank.size(), " drew other values for [", joined_by(", ", sizes),
+        "] than rank 0. Call torch::manual_seed() with one seed on all of them before.");
   });
 }
 

@@ -31,7 +31,6 @@ void check_whole_bias(
 
 /// This rank's rows of `whole`: of each of `partitions` equal blocks of rows its part.
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group);
-/// This rank's columns of a matrix.
 at::Tensor own_columns(const at::Tensor& whole, const c10d::ProcessGroup& group);
 
 /// The layouts of own_rows(), of own_columns(), and of a parameter that all ranks of the group

@@ -8,16 +8,12 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/tensor_parallel_rng.h>
-#include <torch/nn/modules/activation.h>
 
 #include "tensor/cut.h"
 
 namespace ddp {
-namespace {
 
 constexpr const char* kAttention = "ParallelMultiheadAttention";
-
-}  // namespace
 
 ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(
     const ParallelMultiheadAttentionOptions& given)

@@ -1,6 +1,5 @@
 #include <ddp/parallel_linear.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -26,10 +26,11 @@ constexpr const char* kColumn = "ColumnParallelLinear";
 constexpr const char* kRow = "RowParallelLinear";
 
 /// The values that torch::nn::Linear draws, the same on all ranks.
-torch::nn::Linear draw_linear(
-    const char* layer, int64_t in, int64_t out, bool bias, const ProcessGroup& group) {
-  torch::nn::Linear whole(torch::nn::LinearOptions(in, out).bias(bias));
-  check_drawn_alike(layer, whole->weight, group);
+template <typename Options>
+torch::nn::Linear draw_linear(const char* layer, const Options& options) {
+  torch::nn::LinearOptions of_whole(options.in_features(), options.out_features());
+  torch::nn::Linear whole(of_whole.bias(options.bias()));
+  check_drawn_alike(layer, whole->weight, options.process_group().get());
   return whole;
 }
 
@@ -130,8 +131,7 @@ class SumOverGroup : public CarriedHook {
 /// so already.
 void sum_gradient_over(const at::Tensor& parameter, const ProcessGroup& group) {
   if (group->getSize() == 1) return;
-  const auto& hooks = torch::autograd::impl::hooks(parameter);
-  const bool is_marked = std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
+  const bool is_marked = any_of(torch::autograd::impl::hooks(parameter), [&](const auto& hook) {
     const auto* sum = dynamic_cast<const SumOverGroup*>(hook.get());
     return sum != nullptr && sum->group() == group;
   });
@@ -179,9 +179,7 @@ void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Ten
 void ColumnParallelLinearImpl::reset() {
   if (!weight.defined()) {
     check_options();
-    const auto whole = draw_linear(
-        kColumn, options.in_features(), options.out_features(), options.bias(),
-        options.process_group().get());
+    const auto whole = draw_linear(kColumn, options);
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());
@@ -247,9 +245,7 @@ void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor
 void RowParallelLinearImpl::reset() {
   if (!weight.defined()) {
     check_options();
-    const auto whole = draw_linear(
-        kRow, options.in_features(), options.out_features(), options.bias(),
-        options.process_group().get());
+    const auto whole = draw_linear(kRow, options);
     cut(whole->weight, whole->bias);
   }
   weight = register_parameter("weight", weight.detach().clone());

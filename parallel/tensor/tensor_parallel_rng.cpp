@@ -74,8 +74,7 @@ struct TensorParallelRng::Impl {
     swap();
     active_group = nullptr;
   }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Impl);
 
   void swap() const {
     for (const auto& [generator, stream] : swapped) swap_states(generator, stream);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

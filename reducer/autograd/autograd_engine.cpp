@@ -93,8 +93,7 @@ class EndWatcher {
     const bool is_known = result_ && result_->hasError();
     failed_(is_known ? result_->exception_ptr() : nullptr);
   }
-  EndWatcher(const EndWatcher&) = delete;
-  EndWatcher& operator=(const EndWatcher&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(EndWatcher);
 
   void complete() { failed_ = nullptr; }
 

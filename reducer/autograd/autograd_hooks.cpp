@@ -1,11 +1,10 @@
 #include "autograd/autograd_hooks.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ddp/internal/autograd_engine.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -89,8 +88,7 @@ class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
 };
 
 bool is_averaged(const torch::autograd::Node& accumulator) {
-  const auto& hooks = accumulator.post_hooks();
-  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+  return any_of(accumulator.post_hooks(), [](const auto& hook) {
     return dynamic_cast<const AutogradHooks::GradientHook*>(hook.get()) != nullptr;
   });
 }
@@ -117,7 +115,7 @@ void AutogradHooks::unhook(size_t parameter) {
   accumulators_[parameter]->del_post_hook(after);
   auto& hooks = accumulators_[parameter]->pre_hooks();
   const auto is_mine = [before = before](const auto& hook) { return hook.get() == before; };
-  hooks.erase(std::remove_if(hooks.begin(), hooks.end(), is_mine), hooks.end());
+  drop_if(hooks, is_mine);
 }
 
 bool AutogradHooks::refresh() {
@@ -160,7 +158,7 @@ void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
 bool AutogradHooks::accumulates() const {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (!wanted || wanted->empty()) return true;
-  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
+  return any_of(accumulators_, [&](const auto& accumulator) {
     const auto at = wanted->find(accumulator.get());
     return at != wanted->end() && at->second.needed_;
   });

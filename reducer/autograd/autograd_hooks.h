@@ -48,8 +48,7 @@ class AutogradHooks {
   /// \param parameters  they outlive this.
   AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events);
   ~AutogradHooks();
-  AutogradHooks(const AutogradHooks&) = delete;
-  AutogradHooks& operator=(const AutogradHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AutogradHooks);
 
   /// By parameter. A parameter holds its accumulator only weakly.
   const std::vector<NodePtr>& accumulators() const { return accumulators_; }
@@ -88,7 +87,6 @@ class AutogradHooks {
 
   using Events = std::shared_ptr<AutogradEvents*>;
 
-  /// The hooks on one accumulator.
   struct Hooked {
     uintptr_t after;                                 // the key of the GradientHook
     const torch::autograd::FunctionPreHook* before;  // which the accumulator owns

@@ -1,6 +1,5 @@
 #include "autograd/early_failures.h"
 
-#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 #include <utility>
@@ -8,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/autograd_node.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 namespace ddp {
@@ -32,7 +32,7 @@ class ExpectedPasses {
         pass->outputs.push_back(WeakNodePtr(output.grad_fn()));
       }
     }
-    if (std::find(passes_.begin(), passes_.end(), pass) == passes_.end()) passes_.push_back(pass);
+    if (!contains(passes_, pass)) passes_.push_back(pass);
     drop_dead();
   }
 
@@ -59,8 +59,7 @@ class ExpectedPasses {
         return nodes.count(alive.back().get()) > 0;
       };
       for (const auto& pass : passes_) {
-        const auto& outputs = pass->outputs;
-        if (std::any_of(outputs.begin(), outputs.end(), is_in)) seen.push_back(pass);
+        if (any_of(pass->outputs, is_in)) seen.push_back(pass);
       }
     }
     for (const auto& pass : seen) {
@@ -79,11 +78,10 @@ class ExpectedPasses {
   void drop_dead() {
     const auto is_dead = [](const ExpectedPassPtr& pass) {
       auto& outputs = pass->outputs;
-      const auto is_gone = [](const WeakNodePtr& node) { return node.expired(); };
-      outputs.erase(std::remove_if(outputs.begin(), outputs.end(), is_gone), outputs.end());
+      drop_if(outputs, [](const WeakNodePtr& node) { return node.expired(); });
       return outputs.empty();
     };
-    passes_.erase(std::remove_if(passes_.begin(), passes_.end(), is_dead), passes_.end());
+    drop_if(passes_, is_dead);
     const bool enables = !passes_.empty();
     if (std::exchange(is_enabled_, enables) == enables) return;
     if (callback_ == at::INVALID_CALLBACK_HANDLE) {

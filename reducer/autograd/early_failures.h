@@ -28,8 +28,7 @@ class EarlyFailures {
 
   EarlyFailures(IsExpected is_expected, OnFailure on_failure);
   ~EarlyFailures();
-  EarlyFailures(const EarlyFailures&) = delete;
-  EarlyFailures& operator=(const EarlyFailures&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(EarlyFailures);
 
   /// Expects a backward pass through `outputs`, or through those of earlier calls.
   void expect(const std::vector<at::Tensor>& outputs);

@@ -3,11 +3,8 @@
 #include <algorithm>
 
 namespace ddp {
-namespace {
 
 constexpr uint32_t kNowhere = UINT32_MAX;  // an edge without a function
-
-}  // namespace
 
 GraphSearch::GraphSearch(const std::vector<NodePtr>& accumulators)
     : reached_(accumulators.size(), 0) {

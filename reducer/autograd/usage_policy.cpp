@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -34,7 +35,7 @@ class FindUnused : public UsagePolicy {
   void end_pass(const BackwardPass& pass) override {
     if (full_passes_ == kFullPasses) return;
     const auto has_gradient = [](const auto& slot) { return slot.fired > 0; };
-    const bool full = std::all_of(pass.slots().begin(), pass.slots().end(), has_gradient);
+    const bool full = all_of(pass.slots(), has_gradient);
     full_passes_ = full ? full_passes_ + 1 : 0;
     if (full_passes_ < kFullPasses) return;
     TORCH_WARN_ONCE(
@@ -107,9 +108,7 @@ void ForwardOutputs::clear() {
 std::vector<torch::autograd::Node*> ForwardOutputs::add(
     const std::vector<at::Tensor>& outputs, bool complete) {
   // Outputs of forwards that never have a backward pass would accumulate.
-  nodes_.erase(
-      std::remove_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node.expired(); }),
-      nodes_.end());
+  drop_if(nodes_, [](const auto& node) { return node.expired(); });
   complete_ = complete_ && complete;
   std::vector<Node*> added;
   for (const auto& output : outputs) {
@@ -124,7 +123,7 @@ std::vector<torch::autograd::Node*> ForwardOutputs::add(
 
 bool ForwardOutputs::are_in_backward() const {
   const auto* running = torch::autograd::get_current_graph_task_nodes_in_graph();
-  return running && std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& node) {
+  return running && any_of(nodes_, [&](const auto& node) {
            const auto alive = node.lock();
            return alive && running->count(alive.get()) > 0;
          });
@@ -169,10 +168,7 @@ void UsagePolicy::clear_used() { std::fill(used_.begin(), used_.end(), 0); }
 bool UsagePolicy::clear_usage_of_zeroed_grads() {
   const auto is_set = [](char used) { return used != 0; };
   const auto has_gradient = [](const auto& p) { return p.tensor.grad().defined(); };
-  if (std::none_of(used_.begin(), used_.end(), is_set) ||
-      std::any_of(parameters_.begin(), parameters_.end(), has_gradient)) {
-    return false;
-  }
+  if (none_of(used_, is_set) || any_of(parameters_, has_gradient)) return false;
   clear_used();
   return true;
 }

@@ -47,8 +47,7 @@ class Bucket {
       const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
       std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate,
       const std::shared_ptr<GradientMemory>& memory, int64_t slot_bytes = 1);
-  Bucket(const Bucket&) = delete;
-  Bucket& operator=(const Bucket&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Bucket);
   Bucket(Bucket&& other) = default;
 
   const std::vector<size_t>& indices() const { return indices_; }

@@ -6,9 +6,11 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/ranges.h>
 
 #include "gradients/sharded_gradients.h"
 
@@ -37,12 +39,8 @@ BucketSet::BucketSet(
       tail_(tail),
       leaves_gaps_(!on_cpu()) {
   const auto device = parameters_.front().tensor.device();
-  spans_devices_ = std::any_of(parameters_.begin(), parameters_.end(), [&](const auto& p) {
-    return p.tensor.device() != device;
-  });
-  if (group_->getSize() > 1 && !as_views_) {
-    memory_ = gradient_memory_of(*group_, device);
-  }
+  spans_devices_ = any_of(parameters_, [&](const auto& p) { return p.tensor.device() != device; });
+  if (group_->getSize() > 1 && !as_views_) memory_ = gradient_memory_of(*group_, device);
 }
 
 void BucketSet::build(std::vector<std::vector<size_t>> plan) {
@@ -140,9 +138,7 @@ std::shared_ptr<void> BucketSet::use_gradient_memory() const {
 }
 
 std::vector<std::vector<size_t>> BucketSet::indices() const {
-  std::vector<std::vector<size_t>> indices;
-  for (const auto& bucket : buckets_) indices.push_back(bucket.indices());
-  return indices;
+  return c10::fmap(buckets_, [](const auto& bucket) { return bucket.indices(); });
 }
 
 int64_t BucketSet::gradient_bytes() const {

@@ -15,7 +15,6 @@
 
 namespace ddp {
 
-/// The buckets of all parameters' gradients, and the memory of the buckets.
 class BucketSet {
  public:
   /// \param as_views  gradients stay in the buckets' memory (gradient_as_bucket_view).
@@ -53,9 +52,7 @@ class BucketSet {
   std::vector<std::vector<size_t>> indices() const;
   /// Bytes of all dense gradients.
   int64_t gradient_bytes() const;
-  /// Whether the parameters are on several devices.
   bool spans_devices() const { return spans_devices_; }
-  /// Bytes of the buckets' memory.
   int64_t storage_bytes() const;
   /// Called when this thread's backward pass begins: autograd allocates large gradients in memory
   /// that can be sent in place, until the returned object is destroyed.

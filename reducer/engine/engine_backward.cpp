@@ -52,8 +52,7 @@ void Reducer::Engine::set_average_aside(size_t parameter, bool is_reduced) {
       {"expected .grad as a backward pass inside no_sync() left it, or zeros, got one that was "
        "changed in place",
        "After an averaged pass, change .grad (clipping, unscaling) before such passes, or after "
-       "the "
-       "next averaged one.",
+       "the next averaged one.",
        {buckets_.parameters()[parameter].name},
        ""});
 }
@@ -100,12 +99,11 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
       "an optimizer step on those of others (",
       buckets_.parameters()[parameter].name, " has one) on ", monitor_->rank_text(),
       ". They are not averaged, so the ranks' models drift apart. ",
-      buckets_.parameters()[parameter].is_outside ? "Add the loss of this tensor to one that the "
-                                                    "wrapped model's forward began, and run one "
-                                                    "backward pass."
-                                                  : "Call the wrapped model, not module(), in what "
-                                                    "is trained, and let a penalty's backward "
-                                                    "follow its forward.");
+      buckets_.parameters()[parameter].is_outside
+          ? "Add the loss of this tensor to one that the wrapped model's forward began, and run "
+            "one backward pass."
+          : "Call the wrapped model, not module(), in what is trained, and let a penalty's "
+            "backward follow its forward.");
 }
 
 void Reducer::Engine::begin_backward() {

@@ -1,6 +1,5 @@
 // The end of a pass: waits for the buckets, reads the ranks' status, and makes gradients final.
 #include <algorithm>
-#include <cmath>
 #include <future>
 #include <utility>
 

@@ -62,8 +62,8 @@ void Reducer::Engine::agree_on_order() {
   monitor_->abort_on_error(where, [&] {
     DDP_CHECK(
         is_permutation(order),
-        "expected an order of the buckets, got something else: a rank "
-        "communicates out of turn. Every rank has to run the same collectives");
+        "expected an order of the buckets, got something else: a rank communicates out of turn. "
+        "Every rank has to run the same collectives");
   });
   take_order(std::move(order), tunes ? std::optional<int64_t>(begin[own.size()]) : std::nullopt);
 }

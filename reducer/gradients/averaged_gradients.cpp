@@ -1,7 +1,5 @@
 #include "gradients/averaged_gradients.h"
 
-#include <utility>
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/count_nonzero.h>

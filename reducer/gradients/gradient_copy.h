@@ -39,9 +39,7 @@ class ScaledCopies {
   enum class When { AtOnce, Together };
   ScaledCopies(double scale, When when) : scale_(scale), when_(when) {}
 
-  /// As copy_scaled.
   void copy(const at::Tensor& dst, const at::Tensor& src);
-  /// As scale_in_place.
   void scale(const at::Tensor& t);
   void finish();
 

@@ -6,6 +6,7 @@
 #include <ddp/internal/as_real.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -34,8 +35,7 @@ class ReduceScatter : public BucketReduction {
       const Bucket& bucket, size_t index, bool /*is_last*/,
       const std::optional<double>& scale) override {
     auto& shard = (*shards_)[index];
-    const bool adds =
-        std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end();
+    const bool adds = contains(shard.arrived, 1);
     if (adds) shard.previous = std::exchange(shard.average, at::empty_like(shard.average));
     const auto& memory = bucket.storage().all();
     if (group_->getSize() == 1) {

@@ -50,7 +50,6 @@ class BackwardPass {
   /// \param expected  gradients by parameter; 0 for one that is known to be unused.
   void begin(int64_t number, const BucketSet& buckets, const std::vector<uint32_t>& expected);
 
-  /// Counts another gradient of `parameter`.
   Arrival count(size_t parameter) {
     auto& slot = slots_[parameter];
     ++slot.fired;
@@ -64,7 +63,6 @@ class BackwardPass {
   /// \return whether all parameters of the bucket are.
   bool complete_one(size_t b) { return buckets_[b].pending.fetch_sub(1) == 1; }
 
-  /// `parameter` gets no gradient in this pass.
   void mark_unused(size_t parameter);
 
   /// Whether the gradients of all buckets are there.

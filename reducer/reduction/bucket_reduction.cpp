@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <utility>
-#include <vector>
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>

@@ -53,7 +53,6 @@ bool averages_exactly(at::ScalarType dtype, int ranks);
 /// \param device  of the parameters.
 std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Device device);
 
-/// Reduces with a user's communication hook.
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook);
 
 /// All-reduces gradients that are cast to a dtype of fewer bits.

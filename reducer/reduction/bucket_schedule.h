@@ -30,7 +30,6 @@ class BucketSchedule {
   /// Makes the plan under the caps in the expected order final, and returns it.
   BucketPlan final_plan();
 
-  /// Records that the gradient of a parameter is ready.
   void note_ready(size_t parameter) {
     if (records_) order_[count_.fetch_add(1)] = parameter;
   }

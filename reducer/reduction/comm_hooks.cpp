@@ -45,7 +45,6 @@ FuturePtr completed(const at::Tensor& tensor) {
   return future;
 }
 
-// The bucket in another dtype.
 GradBucket in_dtype(const GradBucket& bucket, at::ScalarType dtype) {
   const auto& buffer = bucket.buffer();
   const auto low = buffer.to(dtype);

@@ -3,12 +3,9 @@
 #include <algorithm>
 
 namespace ddp {
-namespace {
 
 constexpr double kBytesPerMb = 1024.0 * 1024.0;
 constexpr double kNearBest = 1.01;
-
-}  // namespace
 
 void set_choice(BucketCapTuning& tuning, int64_t cap_bytes) {
   tuning.cap_mb = static_cast<double>(cap_bytes) / kBytesPerMb;

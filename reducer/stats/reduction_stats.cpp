@@ -1,11 +1,11 @@
 #include <ddp/reduction_stats.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <iterator>
 #include <map>
 
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/trace_events.h>
@@ -43,9 +43,7 @@ bool read_step(std::istream& in, StepStats& step) {
 
 double median_of(
     const std::vector<StepStats>& steps, const std::function<double(const StepStats&)>& value) {
-  std::vector<double> values;
-  for (const auto& step : steps) values.push_back(value(step));
-  return median(std::move(values));
+  return median(c10::fmap(steps, value));
 }
 
 int64_t first_ns(const std::vector<StepStats>& steps) {
@@ -79,19 +77,12 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
   }
 }
 
-// One number, in a printf() format.
-std::string format(const char* form, double value) {
-  char text[100];
-  std::snprintf(text, sizeof text, form, value);
-  return text;
-}
-
 std::string summary_of_tuning(const BucketCapTuning& tuning) {
-  auto text = format("; bucket_cap_mb tuned to %.3g", tuning.cap_mb);
+  auto text = formatted("; bucket_cap_mb tuned to %.3g", tuning.cap_mb);
   const char* before = ": step";
   const auto add = [&](const char* form, double ms) {
     if (ms <= 0) return;
-    text += before + format(form, ms);
+    text += before + formatted(form, ms);
     before = ",";
   };
   add(" predicted %.1f ms", tuning.predicted_ms);
@@ -133,10 +124,10 @@ std::string summary(const ReductionStats& stats) {
   const double communication = median_of(steps, [](const auto& s) { return s.communication_ms; });
   const double overlap = median_of(steps, [](const auto& s) { return s.overlap(); });
   const auto share_of_step = [&](double ms) { return step > 0 ? ms / step : 0; };
-  auto text = format("step %.1f ms", step) + format(", communication %.1f ms", communication) +
-              format(" (%.0f%% of the step", 100 * share_of_step(communication)) +
-              format(", %.0f%% not hidden)", 100 * share_of_step(exposed)) +
-              format(", overlap %.2f", overlap);
+  auto text = formatted(
+      "step %.1f ms, communication %.1f ms (%.0f%% of the step, %.0f%% not hidden), overlap %.2f",
+      step, communication, 100 * share_of_step(communication), 100 * share_of_step(exposed),
+      overlap);
   if (stats.tuning) text += summary_of_tuning(*stats.tuning);
   return text;
 }

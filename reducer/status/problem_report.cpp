@@ -1,12 +1,11 @@
 #include "status/problem_report.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
-#include <ddp/internal/gather_strings.h>
-#include <ddp/internal/groups.h>
+#include <ATen/core/functional.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -64,10 +63,7 @@ void add_problem(std::vector<Problem>& problems, Problem problem) {
   auto& names = problem.parameters;
   Problem* alike = nullptr;
   for (auto& p : problems) {
-    const auto is_named = [&](const std::string& name) {
-      return std::find(p.parameters.begin(), p.parameters.end(), name) != p.parameters.end();
-    };
-    names.erase(std::remove_if(names.begin(), names.end(), is_named), names.end());
+    drop_if(names, [&](const std::string& name) { return contains(p.parameters, name); });
     const bool same = p.what == problem.what && p.remedy == problem.remedy && p.why == problem.why;
     if (same && !p.parameters.empty()) alike = &p;
   }
@@ -88,18 +84,13 @@ std::string describe_problem(const Problem& problem, size_t all) {
 }
 
 std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank, size_t all) {
-  std::vector<Texts> texts;
-  for (const auto& problems : by_rank) texts.push_back(texts_of(problems, all));
-  return describe(texts);
+  return describe(
+      c10::fmap(by_rank, [all](const auto& problems) { return texts_of(problems, all); }));
 }
 
 std::string gather_problems(
     const std::vector<Problem>& mine, size_t all, const ProcessGroup& group, WaitForWork wait) {
-  std::vector<Texts> by_rank;
-  for (const auto& text : gather_strings(packed(texts_of(mine, all)), group, wait)) {
-    by_rank.push_back(unpacked(text));
-  }
-  return describe(by_rank);
+  return describe(c10::fmap(gather_strings(packed(texts_of(mine, all)), group, wait), unpacked));
 }
 
 }  // namespace ddp

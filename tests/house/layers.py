@@ -29,6 +29,7 @@ FOLDER_OF = {
     "owner_process": "base",
     "process_group_options": "base",
     "random_streams": "base",
+    "ranges": "base",
     "start_thread": "base",
     "text": "base",
 }

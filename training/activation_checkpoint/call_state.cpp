@@ -1,12 +1,10 @@
 #include "call_state.h"
 
-#include <algorithm>
-
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/random_state.h>
 #include <ddp/internal/random_streams.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/tensor_broadcast.h>
 
 namespace ddp {
@@ -52,9 +50,7 @@ CallContext::CallContext(const std::vector<c10::Device>& devices, bool with_rand
 }
 
 bool CallContext::has_noted(const at::Generator& generator) const {
-  return std::any_of(generators_.begin(), generators_.end(), [&](const auto& noted) {
-    return noted.first == generator;
-  });
+  return any_of(generators_, [&](const auto& noted) { return noted.first == generator; });
 }
 
 CallContext::Restored::Restored(const CallContext& context) {
@@ -80,9 +76,7 @@ CallContext::Restored::Restored(const CallContext& context) {
 }
 
 CallContext::Restored::~Restored() {
-  for (const auto& [generator, state] : generators_before_) {
-    set_generator_state(generator, state);
-  }
+  for (const auto& [generator, state] : generators_before_) set_generator_state(generator, state);
 }
 
 CallBuffers::CallBuffers(
@@ -103,9 +97,7 @@ void CallBuffers::end_call() {
 }
 
 bool CallBuffers::has_statistics(const at::Tensor& tensor) const {
-  return std::any_of(statistics_.begin(), statistics_.end(), [&](const at::Tensor& known) {
-    return known.is_same(tensor);
-  });
+  return any_of(statistics_, [&](const at::Tensor& known) { return known.is_same(tensor); });
 }
 
 CallBuffers::Restored::Restored(const CallBuffers& call) {

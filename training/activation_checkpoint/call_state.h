@@ -22,13 +22,11 @@ class CallContext {
   /// \param devices  devices with generators of their own, in addition to the CPU.
   CallContext(const std::vector<c10::Device>& devices, bool with_random_numbers);
 
-  /// Restores the state for its scope.
   class Restored {
    public:
     explicit Restored(const CallContext& context);
     ~Restored();
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Restored);
 
    private:
     std::vector<std::pair<at::Generator, at::Tensor>> generators_before_;
@@ -54,7 +52,6 @@ class CallBuffers {
   /// After the call: forgets the values of buffers that it did not write.
   void end_call();
 
-  /// Whether the tensor is among the statistics.
   bool has_statistics(const at::Tensor& tensor) const;
   const std::vector<at::Tensor>& statistics() const { return statistics_; }
 
@@ -65,8 +62,7 @@ class CallBuffers {
     /// \throws c10::Error  a buffer that the call did not write was changed since.
     explicit Restored(const CallBuffers& call);
     ~Restored();
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Restored);
 
    private:
     struct Before {

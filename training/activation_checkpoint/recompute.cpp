@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/detail/running_statistics.h>
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -132,9 +132,7 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> versions;
-  for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
-  return versions;
+  return c10::fmap(tensors, version_of);
 }
 
 std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {
@@ -142,9 +140,7 @@ std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {
   for (const auto* tensors : {&call.inputs, &call.parameters}) {
     for (const auto& tensor : *tensors) {
       if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
-      if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
-        devices.push_back(tensor.device());
-      }
+      if (!contains(devices, tensor.device())) devices.push_back(tensor.device());
     }
   }
   return devices;
@@ -165,8 +161,7 @@ class WithoutHooks {
       std::swap(torch::autograd::impl::hooks(parameter), hooks);
     }
   }
-  WithoutHooks(const WithoutHooks&) = delete;
-  WithoutHooks& operator=(const WithoutHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(WithoutHooks);
 
  private:
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
@@ -224,15 +219,13 @@ void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
 }
 
 bool RepeatableCall::needs_gradients() const {
-  return c10::GradMode::is_enabled() &&
-         (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
+  return c10::GradMode::is_enabled() && (!parameters.empty() || any_of(inputs, requires_grad));
 }
 
 void check_statistics_are_named(const std::vector<at::Tensor>& statistics) {
   for (const auto* call : open_calls) check_are_named(statistics, *call);
 }
 
-/// Represents the call in the graph.
 class Recomputation::Node : public torch::autograd::Node {
  public:
   Node(RepeatableCall call, int64_t number)
@@ -399,7 +392,6 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-/// The guards of the call.
 struct Recomputation::Scopes {
   Scopes() : number(repeated_call() == 0 ? new_repeated_call() : repeated_call()) {}
   ~Scopes() {

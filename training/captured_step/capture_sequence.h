@@ -9,7 +9,6 @@
 
 namespace ddp {
 
-/// A device that captures work into a graph.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
@@ -35,8 +34,7 @@ class CaptureSequence {
       CapturedStep::Step step, const CapturedStepOptions& options,
       std::unique_ptr<GraphDevice> device);
   ~CaptureSequence();
-  CaptureSequence(const CaptureSequence&) = delete;
-  CaptureSequence& operator=(const CaptureSequence&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CaptureSequence);
 
   at::Tensor run();
   bool is_captured() const { return state_ == State::Captured; }

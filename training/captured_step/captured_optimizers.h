@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,8 +19,7 @@ class CapturedOptimizers {
    public:
     explicit Capture(CapturedOptimizers& owner);
     ~Capture() { owner_.end_capture(); }
-    Capture(const Capture&) = delete;
-    Capture& operator=(const Capture&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Capture);
 
    private:
     CapturedOptimizers& owner_;

@@ -33,8 +33,7 @@ class LastOperator {
     note("");
   }
   ~LastOperator() { at::removeCallback(handle_); }
-  LastOperator(const LastOperator&) = delete;
-  LastOperator& operator=(const LastOperator&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(LastOperator);
 
   static std::string name() {
     const std::lock_guard lock(mutex());

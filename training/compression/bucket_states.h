@@ -23,7 +23,6 @@ namespace ddp {
 template <typename State>
 class BucketStates {
  public:
-  /// Returns the state of the bucket; makes a new one if it has none.
   std::shared_ptr<State> of(const GradBucket& bucket) {
     auto& entry = entries_[name_of(bucket)];
     if (!entry.state) entry.state = std::make_shared<State>();
@@ -42,13 +41,11 @@ class BucketStates {
     }
   }
 
-  /// Calls `visit` with the name and state of every bucket.
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const auto& [name, entry] : entries_) visit(name, *entry.state);
   }
 
-  /// Replaces all states.
   void assign(std::map<std::string, std::shared_ptr<State>> states) {
     entries_.clear();
     passes_ = 0;

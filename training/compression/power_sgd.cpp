@@ -4,7 +4,6 @@
 #include <exception>
 #include <limits>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -7,7 +7,6 @@
 #include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>

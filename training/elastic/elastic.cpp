@@ -1,7 +1,5 @@
 #include <ddp/elastic.h>
 
-#include <utility>
-
 #include <ddp/internal/check.h>
 
 #include "elastic/run.h"

@@ -22,8 +22,7 @@ c10::IValue map_tensors(const c10::IValue& state, const Map& map) {
     if (leaf.isTensor()) return leaf.toTensor().defined() ? map(leaf.toTensor()) : leaf;
     DDP_CHECK_VALUE(
         leaf.isNone() || leaf.isBool() || leaf.isInt() || leaf.isDouble() || leaf.isString(),
-        "Elastic: expected a state of tensors, numbers, strings, lists and dictionaries, "
-        "got ",
+        "Elastic: expected a state of tensors, numbers, strings, lists and dictionaries, got ",
         leaf.tagKind(), ".");
     return leaf;
   });

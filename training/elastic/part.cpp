@@ -7,7 +7,6 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
-#include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
 
 #include "elastic/flat_state.h"
@@ -71,8 +70,7 @@ void Part::rebind(const ProcessGroup& group) {
 
 c10::IValue Part::state() {
   if (sharded_ == nullptr) return state_->state();
-  const auto without_state = sharded_->unsharded();
-  return detail::part_of_optimizer(*without_state)->state();
+  return detail::part_of_optimizer(*sharded_->unsharded())->state();
 }
 
 void Part::copy_buffers(

@@ -13,7 +13,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
-#include <ddp/internal/membership/generations.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "elastic/recoverable.h"
@@ -240,7 +240,7 @@ void Elastic::Impl::load_checkpoint(bool has_to) {
 
 bool Elastic::Impl::goes_back_to_snapshots() const {
   const auto is_sharded = [](const elastic::Part& part) { return part.sharded() != nullptr; };
-  return generations && std::any_of(parts.begin(), parts.end(), is_sharded);
+  return generations && any_of(parts, is_sharded);
 }
 
 bool Elastic::Impl::is_snapshot_due() const {
@@ -269,9 +269,7 @@ void Elastic::Impl::rebind_parts() {
 }
 
 void Elastic::Impl::describe(const GenerationForm& next) {
-  const auto has = [](const auto& all, auto one) {
-    return std::find(all.begin(), all.end(), one) != all.end();
-  };
+  const auto has = [](const auto& all, auto one) { return contains(all, one); };
   ElasticGeneration now;
   now.number = next.number;
   now.rank = next.rank;

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <ddp/elastic.h>
@@ -60,7 +59,6 @@ struct Elastic::Impl {
   void end_turn();
   void undo_turn();
   bool enter_next();
-  void join(const GenerationForm& form);
   void begin_generation(const GenerationForm& form);
   void take_state(const GenerationForm& form);
   void take_state_of_others(const GenerationForm& form);

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/zero_shards.h>
@@ -18,7 +19,6 @@ namespace {
 constexpr int64_t kSentAtOnce = int64_t{16} << 20;
 constexpr int kShardTag = 0x5348;
 
-/// This rank's shards of all parts that are cut.
 std::string own_shards(std::vector<Part>& parts) {
   std::vector<std::string> shards;
   for (auto& part : parts) {
@@ -165,15 +165,12 @@ bool Snapshots::choose(const ProcessGroup& group) {
   }
   chosen_ = 0;
   for (auto& [number, found] : all) {
-    const bool is_whole = std::all_of(
-        found.places.begin(), found.places.end(),
-        [](const Place& place) { return place.rank >= 0; });
+    const bool is_whole = all_of(found.places, [](const Place& place) { return place.rank >= 0; });
     if (!is_whole || found.holders < ranks_with_any) continue;
     chosen_ = number;
     places_ = std::move(found.places);
   }
-  const auto is_other = [this](const Snapshot& one) { return one.number != chosen_; };
-  kept_.erase(std::remove_if(kept_.begin(), kept_.end(), is_other), kept_.end());
+  drop_if(kept_, [this](const Snapshot& one) { return one.number != chosen_; });
   return chosen_ > 0;
 }
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -107,11 +107,9 @@ void receive_stripes(
 }
 
 std::string names_of(const std::vector<Part>& parts) {
-  std::vector<std::string> names;
-  for (const auto& part : parts) {
-    names.push_back(ddp::str('"', part.name(), part.is_per_rank() ? "\" (per rank)" : "\""));
-  }
-  return joined_by(", ", names);
+  return joined_by(", ", c10::fmap(parts, [](const Part& part) {
+                     return ddp::str('"', part.name(), part.is_per_rank() ? "\" (per rank)" : "\"");
+                   }));
 }
 
 /// A rank's message to the others. The first source's has also the state, without the bulk's
@@ -144,14 +142,12 @@ Told told_by(const std::string& text) {
 }
 
 std::string find_other_names(const std::vector<std::string>& names) {
-  for (size_t rank = 1; rank < names.size(); ++rank) {
-    if (names[rank] == names[0]) continue;
-    return ddp::str(
-        "Elastic: expected the same parts on every rank, got ", names[0], " on rank 0 and ",
-        names[rank], " on rank ", rank, " of ", names.size(),
-        ". Add the same names everywhere, in the same order.");
-  }
-  return "";
+  const auto rank = first_different_rank(names);
+  if (rank == 0) return "";
+  return ddp::str(
+      "Elastic: expected the same parts on every rank, got ", names[0], " on rank 0 and ",
+      names[rank], " on rank ", rank, " of ", names.size(),
+      ". Add the same names everywhere, in the same order.");
 }
 
 Told own_part_of(
@@ -194,7 +190,7 @@ std::vector<std::pair<Part*, c10::IValue>> states_to_load(
 
 }  // namespace
 
-int64_t exchange_state(
+void exchange_state(
     const ProcessGroup& group, const GenerationForm& form, bool needs_state,
     std::vector<Part>& parts, Progress& progress) {
   constexpr const char* kDoing = "exchanging the state";
@@ -228,13 +224,11 @@ int64_t exchange_state(
             run.size(), static_cast<size_t>(place - form.sources.begin()), form.sources.size()),
         receivers, group);
   }
-  int64_t received = 0;
   problem = problem_of([&] {
     std::vector<at::Tensor> tensors;
     const auto states = states_to_load(source, needs_state, parts, tensors);
     const ByteRun run(std::move(tensors));
     if (needs_state) receive_stripes(run, form.sources, group);
-    received = run.size();
     for (const auto& [part, state] : states) {
       part->is_bulk() && !needs_state ? part->load_small(state) : part->load(state);
     }
@@ -246,7 +240,6 @@ int64_t exchange_state(
     }
     return std::string();
   });
-  return received;
 }
 
 void verify_equal(const ProcessGroup& group, std::vector<Part>& parts) {
@@ -260,22 +253,19 @@ void verify_equal(const ProcessGroup& group, std::vector<Part>& parts) {
   agree(
       packed(names_and_hashes), group, "comparing the parts of an elastic run",
       [&](const std::vector<std::string>& by_rank) {
-        std::vector<std::string> names;
-        for (const auto& text : by_rank) names.push_back(unpacked(text).at(0));
-        auto problem = find_other_names(names);
-        const auto first = unpacked(by_rank[0]);
-        for (size_t rank = 1; problem.empty() && rank < by_rank.size(); ++rank) {
-          if (by_rank[rank] == by_rank[0]) continue;
-          const auto other = unpacked(by_rank[rank]);
-          const auto differs = std::mismatch(first.begin(), first.end(), other.begin()).first;
-          problem = ddp::str(
-              "Elastic: expected every part to be equal on all ranks, but \"",
-              compared.at(static_cast<size_t>(differs - first.begin()) - 1),
-              "\" differs on ranks 0 and ", rank, " of ", by_rank.size(),
-              ". Wrap modules in DistributedDataParallel, change parts only within turns, and add "
-              "what each rank has of its own by add_per_rank().");
-        }
-        return problem;
+        const auto names =
+            c10::fmap(by_rank, [](const auto& text) { return unpacked(text).at(0); });
+        const auto problem = find_other_names(names);
+        const auto rank = first_different_rank(by_rank);
+        if (!problem.empty() || rank == 0) return problem;
+        const auto first = unpacked(by_rank[0]), other = unpacked(by_rank[rank]);
+        const auto differs = std::mismatch(first.begin(), first.end(), other.begin()).first;
+        return ddp::str(
+            "Elastic: expected every part to be equal on all ranks, but \"",
+            compared.at(static_cast<size_t>(differs - first.begin()) - 1),
+            "\" differs on ranks 0 and ", rank, " of ", by_rank.size(),
+            ". Wrap modules in DistributedDataParallel, change parts only within turns, and add "
+            "what each rank has of its own by add_per_rank().");
       });
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <ddp/internal/membership/generations.h>
@@ -25,12 +24,11 @@ struct Progress {
 /// once: where a source is lost meanwhile, the rank still has what it had.
 ///
 /// \param needs_state  whether this rank lacks the sources' step.
-/// \return  how many bytes this rank received.
 /// \throws c10::Error  on every rank: the parts of the ranks differ. RankLost.
 ///
 /// Collective: yes. Blocks: host. Memory: on a rank that needs it the state once more; on all 16
 /// MiB for each source or receiver.
-int64_t exchange_state(
+void exchange_state(
     const ProcessGroup& group, const GenerationForm& form, bool needs_state,
     std::vector<Part>& parts, Progress& progress);
 

@@ -1,7 +1,5 @@
 #include <ddp/detail/fused_step.h>
 
-#include <utility>
-
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/full.h>

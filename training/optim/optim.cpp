@@ -1,12 +1,11 @@
 #include <ddp/optim.h>
 
-#include <algorithm>
-
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/ranges.h>
 
 #include "optim/fused_batch.h"
 
@@ -77,7 +76,7 @@ void step_adam(
 }  // namespace
 
 bool SGD::takes_found_inf() const {
-  return std::all_of(param_groups().begin(), param_groups().end(), [](const auto& group) {
+  return all_of(param_groups(), [](const auto& group) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
     return options.momentum() == 0 || options.dampening() == 0;
   });

@@ -1,9 +1,8 @@
 #include <ddp/autocast.h>
 
-#include <algorithm>
-
 #include <ATen/autocast_mode.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -11,8 +10,8 @@ namespace {
 c10::DeviceType with_autocast(c10::DeviceType device) {
   const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
   DDP_CHECK_VALUE(
-      std::find(devices.begin(), devices.end(), device) != devices.end(),
-      "AutocastGuard: expected a device with autocast, got ", c10::DeviceTypeName(device),
+      contains(devices, device), "AutocastGuard: expected a device with autocast, got ",
+      c10::DeviceTypeName(device),
       ". Pass the type of the device that the model is on, such as torch::kCPU or torch::kCUDA.");
   return device;
 }

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <exception>
 #include <set>
-#include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/fused_optimizer.h>
@@ -80,9 +80,8 @@ void check_supports_scaler(torch::optim::Optimizer& optimizer) {
   DDP_CHECK_VALUE(
       !sharded || !sharded->is_in_join(),
       "GradScaler: expected every rank to unscale, got a ZeroRedundancyOptimizer in a join(), "
-      "where "
-      "ranks without input step their parts as they are. Scale outside of join(), or give every "
-      "rank as much input.");
+      "where ranks without input step their parts as they are. Scale outside of join(), or give "
+      "every rank as much input.");
 }
 
 GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer, bool allow_half) {
@@ -194,10 +193,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) const {
-  std::vector<at::Tensor> scaled;
-  scaled.reserve(losses.size());
-  for (const auto& loss : losses) scaled.push_back(scale(loss));
-  return scaled;
+  return c10::fmap(losses, [this](const auto& loss) { return scale(loss); });
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
@@ -230,15 +226,12 @@ at::Tensor GradScaler::agreed(torch::optim::Optimizer& optimizer) const {
     groups.push_back(sharded->process_group());
   }
   // The ranks of the groups wait for this rank, so it takes part after an error, too.
-  std::exception_ptr error;
   auto found = CheckResult::Nothing;
-  try {
+  const auto error = exception_of([&] {
     const auto inf = unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/!groups.empty());
     if (inf.defined() && inf.item<float>() != 0) found = CheckResult::Inf;
-  } catch (...) {
-    error = std::current_exception();
-    found = CheckResult::Error;
-  }
+  });
+  if (error) found = CheckResult::Error;
   for (const auto& group : groups) {
     auto worst = at::full({1}, static_cast<int64_t>(found), device_of(optimizer));
     all_reduce(worst, c10d::ReduceOp::MAX, group);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace profiling {
@@ -150,8 +150,7 @@ std::string KeyAverages::table(const std::string& sort_by, int row_limit) const 
 }
 
 const KeyAverages::Entry* KeyAverages::find(const std::string& name) const {
-  const auto found = std::find_if(
-      entries.begin(), entries.end(), [&](const Entry& entry) { return entry.name == name; });
+  const auto found = find_if(entries, [&](const Entry& entry) { return entry.name == name; });
   return found == entries.end() ? nullptr : &*found;
 }
 

@@ -69,8 +69,8 @@ void Profiler::check_thread(const char* call) const {
       " from the loop, got it within on_trace_ready. Step and stop the profiler outside.");
   DDP_CHECK(
       thread_ == std::this_thread::get_id(), "Profiler: expected ", call,
-      " on the thread that started it, got it on another. LibTorch records by thread: "
-      "make a profiler on the thread that trains.");
+      " on the thread that started it, got it on another. LibTorch records by thread: make a "
+      "profiler on the thread that trains.");
 }
 
 void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
@@ -82,11 +82,7 @@ void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
     auto trace = std::exchange(recording_, nullptr)->stop();
     if (work.trace_ready) {
       trace_ = std::move(trace);
-      try {
-        call_on_trace_ready();
-      } catch (...) {
-        error = std::current_exception();
-      }
+      error = exception_of([&] { call_on_trace_ready(); });
     }
   }
   if (work.prepare) {

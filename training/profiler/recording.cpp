@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <exception>
-#include <optional>
 #include <set>
 #include <utility>
 

@@ -26,8 +26,7 @@ class Trace {
       std::unique_ptr<torch::autograd::profiler::ProfilerResult> result,
       const RecordingOptions& options, std::string device);
   ~Trace();
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Trace);
 
   RawEvents events() const;
 
@@ -58,8 +57,7 @@ class Recording {
   /// Stops an unfinished recording. It cannot do so on another thread than start()'s; then no other
   /// recording may follow.
   ~Recording();
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Recording);
 
   void start();
   /// Call it on start()'s thread.
@@ -70,8 +68,7 @@ class Recording {
   struct Claim {
     Claim();
     ~Claim();
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
+    C10_DISABLE_COPY_AND_ASSIGN(Claim);
     bool is_permanent = false;  // until the process ends
   };
   enum class Stage { Prepared, Started, Stopped };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+
+#include <ddp/internal/text.h>
 
 #include "key_averages.h"
 
@@ -12,30 +13,23 @@ constexpr size_t kColumnWidth = 12;
 constexpr size_t kMaxNameWidth = 55;
 constexpr size_t kMaxShapesWidth = 80;
 
-// Prints one number with printf().
-std::string format_number(const char* form, double value) {
-  char text[400];  // the largest double has 309 digits
-  std::snprintf(text, sizeof text, form, value);
-  return text;
-}
-
 std::string text_of_time(double us) {
-  if (us >= 1e6) return format_number("%.3fs", us / 1e6);
-  if (us >= 1e3) return format_number("%.3fms", us / 1e3);
-  return format_number("%.3fus", us);
+  if (us >= 1e6) return formatted("%.3fs", us / 1e6);
+  if (us >= 1e3) return formatted("%.3fms", us / 1e3);
+  return formatted("%.3fus", us);
 }
 
 std::string text_of_share(double us, double total_us) {
-  return total_us == 0 ? "NaN" : format_number("%.2f%%", us * 100.0 / total_us);
+  return total_us == 0 ? "NaN" : formatted("%.2f%%", us * 100.0 / total_us);
 }
 
 std::string text_of_memory(int64_t bytes) {
   constexpr double kKiB = 1024;
   const auto value = static_cast<double>(bytes);
   const double size = std::abs(value);
-  if (size >= kKiB * kKiB * kKiB) return format_number("%.2f GB", value / (kKiB * kKiB * kKiB));
-  if (size >= kKiB * kKiB) return format_number("%.2f MB", value / (kKiB * kKiB));
-  if (size >= kKiB) return format_number("%.2f KB", value / kKiB);
+  if (size >= kKiB * kKiB * kKiB) return formatted("%.2f GB", value / (kKiB * kKiB * kKiB));
+  if (size >= kKiB * kKiB) return formatted("%.2f MB", value / (kKiB * kKiB));
+  if (size >= kKiB) return formatted("%.2f KB", value / kKiB);
   return std::to_string(bytes) + " B";
 }
 
@@ -149,9 +143,7 @@ void add_columns(
 
 std::vector<std::string> row_of(const Entry& entry, const Columns& columns, const Sums& sums) {
   auto name = entry.name;
-  if (width_of(name) >= kMaxNameWidth - 3) {
-    name = first_characters(name, kMaxNameWidth - 3) + "...";
-  }
+  if (width_of(name) >= kMaxNameWidth - 3) name = first_characters(name, kMaxNameWidth - 3) + "...";
   std::vector<std::string> cells = {
       name,
       text_of_share(entry.self_cpu_time_total, sums.cpu_us),

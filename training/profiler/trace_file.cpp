@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <functional>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
@@ -43,9 +42,8 @@ std::string end_of_file(std::ifstream& file) {
 void check_trace_path(const std::string& path) {
   DDP_CHECK_VALUE(
       !ends_with(path, ".gz"),
-      "Profiler: expected a path of a trace that does not end with .gz, "
-      "got ",
-      path, ". Export plain JSON and compress the file.");
+      "Profiler: expected a path of a trace that does not end with .gz, got ", path,
+      ". Export plain JSON and compress the file.");
   const auto folder = folder_above(path);
   DDP_CHECK(
       kind_of_path(folder) == PathKind::Folder, "Profiler: expected the folder of the trace ", path,

@@ -23,8 +23,7 @@ class SavedTensorHooks {
   /// \throws c10::Error  where the default engine is another library's.
   explicit SavedTensorHooks(PackFunction pack);
   ~SavedTensorHooks();
-  SavedTensorHooks(const SavedTensorHooks&) = delete;
-  SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SavedTensorHooks);
 };
 
 /// While it exists, what operations of this thread save is kept as without hooks.
@@ -32,8 +31,7 @@ class WithoutSavedTensorHooks {
  public:
   WithoutSavedTensorHooks();
   ~WithoutSavedTensorHooks();
-  WithoutSavedTensorHooks(const WithoutSavedTensorHooks&) = delete;
-  WithoutSavedTensorHooks& operator=(const WithoutSavedTensorHooks&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(WithoutSavedTensorHooks);
 };
 
 /// Keeps the tensor itself, and throws in backward if it was changed in place since: autograd does

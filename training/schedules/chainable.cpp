@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/lr_scheduler.h>
 
 namespace ddp {
@@ -53,8 +54,7 @@ std::vector<double> MultiStepLR::next_lrs(int64_t epoch) {
 
 std::vector<double> MultiStepLR::first_lrs_in_sequence() {
   const auto& milestones = options_.milestones();
-  const auto times = std::count_if(
-      milestones.begin(), milestones.end(), [](int64_t milestone) { return milestone <= 0; });
+  const auto times = count_if(milestones, [](int64_t milestone) { return milestone <= 0; });
   const double factor = std::pow(options_.gamma(), static_cast<double>(times));
   return map_rates(base_lrs(), [&](double base, size_t) { return base * factor; });
 }

@@ -19,7 +19,6 @@ using torch::autograd::variable_list;
 
 int64_t channels_of(const at::Tensor& input) { return input.size(1); }
 
-/// Returns all dimensions but that of the channels.
 std::vector<int64_t> other_dimensions(const at::Tensor& input) {
   std::vector<int64_t> dimensions(static_cast<size_t>(input.dim()) - 1);
   std::iota(dimensions.begin() + 1, dimensions.end(), 2);

@@ -79,8 +79,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   DDP_CHECK(
       !detail::in_uneven_join(),
       "SyncBatchNorm: expected a join that ends as soon as one rank has no input, got one that "
-      "goes "
-      "on: a rank without input has no batch to normalize with. Pass "
+      "goes on: a rank without input has no batch to normalize with. Pass "
       "JoinOptions().throw_on_early_termination(true).");
   const auto statistics = gather_statistics(input, options.eps(), group);
   if (options.track_running_stats()) {

@@ -1,5 +1,4 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with shim/.
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,12 +18,12 @@
 #include <ddp/collective_backend.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/owner_process.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
 #include "backends/message_check.h"
-#include "backends/registry.h"
 #include "base/deadline.h"
 #include "calls/collective_call.h"
 #include "store/bounded_store.h"
@@ -74,7 +73,7 @@ class Gloo : public Uniform<ProcessGroupGloo> {
     return begin([&]() -> WorkPtr {
       const auto works = send_message(t[0].cpu(), dst, tag);
       const auto transfer = [works](const GlooPointToPoint::Wait& wait) {
-        return std::all_of(works.begin(), works.end(), wait);
+        return all_of(works, wait);
       };
       return c10::make_intrusive<GlooPointToPoint>(works[0], transfer, options_->timeout);
     });

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/system/start_thread.h>
 
-#include "backends/message_check.h"
 #include "base/deadline.h"
 
 namespace ddp::backends {
@@ -116,12 +116,9 @@ bool GlooPointToPoint::wait_for(const WorkPtr& work, std::chrono::milliseconds t
 
 void GlooPointToPoint::finish_transfer(std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
-  std::exception_ptr error;
-  try {
+  const auto error = exception_of([&] {
     arrived_ = transfer_([&](const WorkPtr& work) { return wait_for(work, deadline.left()); });
-  } catch (...) {
-    error = std::current_exception();
-  }
+  });
   transfer_ = nullptr;
   finish(error);
 }

@@ -37,7 +37,6 @@ at::Tensor empty_packet();
 /// Copies the elements in `packet` to `tensor`, which has the same size.
 void copy_elements(const at::Tensor& packet, const at::Tensor& tensor);
 
-/// The header that the sender of `packet` wrote.
 MessageHeader header_of(const at::Tensor& packet);
 
 /// A send or receive over Gloo that can be polled, made of one or two works of Gloo's.

@@ -30,8 +30,7 @@ void Channel::fail(const std::string& what) noexcept {
     pending.swap(pending_);
   }
   MpiThread::instance().note_failure();
-  const auto error =
-      std::make_exception_ptr(readable_error<c10::DistBackendError>(DDP_HERE, failure_));
+  const auto error = backend_error(failure_);
   for (const auto& work : pending) work->complete(error);
 }
 

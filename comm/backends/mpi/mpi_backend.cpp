@@ -7,7 +7,6 @@
 #include <ddp/internal/check.h>
 
 #include "backends/message_check.h"
-#include "backends/mpi/operations/operation.h"
 #include "backends/shm/backend/reduce.h"
 #include "backends/shm/memory/tensors.h"
 #include "calls/collective_call.h"

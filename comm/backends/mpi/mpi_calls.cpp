@@ -1,7 +1,6 @@
 #include "backends/mpi/mpi_calls.h"
 
 #include <algorithm>
-#include <string>
 
 #include <ddp/internal/check.h>
 

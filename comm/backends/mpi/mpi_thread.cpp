@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/start_thread.h>
 
 #include "backends/mpi/channel.h"
@@ -103,9 +104,8 @@ void MpiThread::start(OperationPtr operation) {
 void MpiThread::release(std::shared_ptr<Channel> channel) noexcept {
   if (!owner_.is_this_one() || has_failed_ || is_stopping_) return;
   const auto free = [this, channel = std::move(channel)] {
-    const bool is_used = std::any_of(active_.begin(), active_.end(), [&](const auto& operation) {
-      return operation->channel == channel;
-    });
+    const bool is_used =
+        any_of(active_, [&](const auto& operation) { return operation->channel == channel; });
     if (is_used || has_failed_ || is_finalized()) return false;
     for (auto* one : {&channel->collectives, &channel->messages, &channel->elements}) {
       if (*one != MPI_COMM_NULL) MPI_Comm_free(one);

@@ -1,6 +1,5 @@
 // Makes "mpi" a backend of every program that is linked with ddp::mpi.
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 

@@ -4,13 +4,10 @@
 #include "backends/nccl/nccl.h"
 
 namespace ddp::backends {
-namespace {
 
 constexpr const char* kWhyNot =
     "it is not built in. Build ddp with a CUDA build of LibTorch and the CUDA toolkit "
     "(-DDDP_WITH_CUDA=ON), or use backend(\"gloo\")";
-
-}  // namespace
 
 std::string why_no_nccl() { return kWhyNot; }
 

@@ -49,8 +49,8 @@ std::enable_if_t<std::is_same_v<Tensor, const at::Tensor>> all_reduce(
   static_assert(
       !std::is_same_v<Tensor, const at::Tensor>,
       "ddp::all_reduce: expected a tensor to write the result to, got a const one. Pass one that "
-      "is not const (parameter.mutable_grad() for a gradient), or a copy: "
-      "auto sum = ddp::all_reduce(tensor.clone());");
+      "is not const (parameter.mutable_grad() for a gradient), or a copy: auto sum = "
+      "ddp::all_reduce(tensor.clone());");
 }
 /// `all_reduce` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> all_reduce_async(

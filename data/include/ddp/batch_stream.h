@@ -42,8 +42,7 @@ class BatchStream {
   /// \param epochs  how many there are in all, whichever the sampler is in.
   BatchStream(Loader& loader, ShardedSampler& sampler, size_t epochs)
       : loader_(loader), sampler_(sampler), epochs_(epochs) {}
-  BatchStream(const BatchStream&) = delete;
-  BatchStream& operator=(const BatchStream&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(BatchStream);
 
   /// \return nothing after the last epoch.
   std::optional<Batch> next() {

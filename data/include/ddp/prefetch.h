@@ -124,8 +124,7 @@ class PrefetchLoader {
             {c10::demangle_type<InnerBatch>(), detail::BatchSize<InnerBatch>::known,
              c10::demangle_type<BatchType>(), detail::can_move<BatchType>})) {}
 
-  PrefetchLoader(const PrefetchLoader&) = delete;
-  PrefetchLoader& operator=(const PrefetchLoader&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PrefetchLoader);
 
   /// Ends the current pass.
   ~PrefetchLoader() { end_pass(); }

@@ -40,8 +40,7 @@ class [[nodiscard]] NoSyncGuard {
   explicit NoSyncGuard(bool& gradient_sync)
       : gradient_sync_(gradient_sync), previous_(std::exchange(gradient_sync, false)) {}
   ~NoSyncGuard() { gradient_sync_ = previous_; }
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(NoSyncGuard);
 
  private:
   bool& gradient_sync_;

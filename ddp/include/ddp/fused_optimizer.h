@@ -12,8 +12,7 @@ namespace ddp {
 class DDP_API FusedOptimizer {
  public:
   FusedOptimizer() = default;
-  FusedOptimizer(const FusedOptimizer&) = delete;
-  FusedOptimizer& operator=(const FusedOptimizer&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(FusedOptimizer);
   virtual ~FusedOptimizer();
 
   /// Whether step_scaled() may be used.

@@ -184,8 +184,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   static_assert(
       detail::ZeroTypes<Optim>::kAreKnown,
       "ZeroRedundancyOptimizer: takes torch::optim::Adagrad, Adam, AdamW, RMSprop or SGD, or one "
-      "of "
-      "<ddp/optim.h>, which update each element on its own");
+      "of <ddp/optim.h>, which update each element on its own");
 
  public:
   /// The options of Optim.

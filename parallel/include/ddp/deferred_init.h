@@ -40,8 +40,7 @@ class DDP_API [[nodiscard]] DeferredInit {
  public:
   DeferredInit();
   ~DeferredInit();
-  DeferredInit(const DeferredInit&) = delete;
-  DeferredInit& operator=(const DeferredInit&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(DeferredInit);
 
  private:
   struct Impl;

@@ -363,8 +363,7 @@ class DDP_API [[nodiscard]] SummonFullParams {
   /// \throws c10::Error  inside forward or backward.
   explicit SummonFullParams(FullyShardedBase& model, bool write_back = false);
   ~SummonFullParams();
-  SummonFullParams(const SummonFullParams&) = delete;
-  SummonFullParams& operator=(const SummonFullParams&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(SummonFullParams);
 
   /// Keeps what was written to the parameters so far.
   ///

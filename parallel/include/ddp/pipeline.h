@@ -86,8 +86,7 @@ class PipelineRunner;
 class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule {
  public:
   ~PipelineStageBase() override;
-  PipelineStageBase(const PipelineStageBase&) = delete;
-  PipelineStageBase& operator=(const PipelineStageBase&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PipelineStageBase);
 
   /// Forward and backward of a batch. Gradients are added to `.grad`, as by one backward pass of
   /// the whole model with the batch's mean as its loss; so several steps accumulate, whatever the

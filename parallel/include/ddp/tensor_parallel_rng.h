@@ -36,8 +36,7 @@ class DDP_API [[nodiscard]] TensorParallelRng {
   /// Over these ranks.
   explicit TensorParallelRng(const GroupArg& group = {});
   ~TensorParallelRng();
-  TensorParallelRng(const TensorParallelRng&) = delete;
-  TensorParallelRng& operator=(const TensorParallelRng&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TensorParallelRng);
 
   /// Begins the group's numbers anew, as its first guard after torch::manual_seed(seed) does.
   ///

@@ -4,18 +4,14 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
-namespace {
 
 /// How many messages are received before they are needed: one while another one is computed with.
 /// The sender keeps the memory of further ones, as it would without a thread.
 constexpr size_t kAhead = 2;
-
-}  // namespace
 
 StageInbox::StageInbox(const StageWire& wire, std::vector<ExpectedMessage> expected)
     : wire_(wire), expected_(std::move(expected)), receiver_(wire) {

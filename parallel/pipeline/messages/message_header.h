@@ -49,7 +49,6 @@ std::vector<int64_t> words_of(const StageMessageHeader& header);
 /// \param words  the first kHeaderWords.
 /// \throws c10::Error  if they are no header.
 int64_t words_of_second_part(const std::vector<int64_t>& words);
-/// \param words  as words_of() made them.
 StageMessageHeader header_of(const std::vector<int64_t>& words);
 
 /// \throws c10::Error  if a message is of another action, or of another call. Their tags are the

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
 #include "pipeline/messages/message_header.h"

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
@@ -20,19 +22,10 @@ constexpr std::chrono::hours kNoLimit{24 * 30};
 constexpr const char* kMessageAborted =
     "PipelineStage: expected a message between stages, but its group was aborted.";
 
-milliseconds timeout_of_group(c10d::ProcessGroup& group) {
-  try {
-    return group.getDefaultBackend()->getBackendOptions()->timeout;
-  } catch (const std::exception&) {
-    return std::chrono::minutes(30);  // c10d's, where a backend does not tell
-  }
-}
-
 }  // namespace
 
 bool has_bytes(const TensorDescription& tensor) {
-  return tensor.is_defined &&
-         std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) == tensor.sizes.end();
+  return tensor.is_defined && !contains(tensor.sizes, 0);
 }
 
 TransferThread::~TransferThread() {
@@ -75,7 +68,7 @@ void TransferThread::change(c10::function_ref<void()> change) {
 }
 
 void TransferThread::wait(IsSo is_so, WaitPoint where) {
-  const auto timeout = timeout_of_group(*wire_.group);
+  const auto timeout = timeout_of(*wire_.group);
   const auto end = Clock::now() + timeout;
   const auto is_over = [&](milliseconds at_most) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());

@@ -30,8 +30,7 @@ class TransferThread {
   explicit TransferThread(const StageWire& wire) : wire_(wire) {}
   /// Ends the thread's waits: the group has failed if there are any.
   ~TransferThread();
-  TransferThread(const TransferThread&) = delete;
-  TransferThread& operator=(const TransferThread&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(TransferThread);
 
   /// \param work  What it throws, wait() throws.
   void start(std::function<void()> work);

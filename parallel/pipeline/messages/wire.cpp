@@ -1,11 +1,8 @@
 #include "pipeline/messages/wire.h"
 
-#include <algorithm>
-#include <numeric>
-#include <string>
-
 #include <ATen/ATen.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp {
 namespace {
@@ -32,8 +29,7 @@ void connect_along(
 }  // namespace
 
 bool has_streams(c10d::ProcessGroup& group, c10::Device device) {
-  const auto served = group.getDeviceTypes();
-  return std::any_of(served.begin(), served.end(), [&](c10::Device one) {
+  return any_of(group.getDeviceTypes(), [&](c10::Device one) {
     return one.type() == device.type() && capabilities_of(group, device).waits_on_stream;
   });
 }
@@ -42,8 +38,7 @@ MessageGroups::MessageGroups(
     const ProcessGroup& group, GroupMonitor& monitor, const std::vector<MessageRoute>& routes,
     c10::Device device)
     : are_on_streams_(true) {
-  std::vector<int> ranks(static_cast<size_t>(group->getSize()));
-  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto ranks = numbers_up_to(group->getSize());
   for (const auto& route : routes) {
     const auto made = new_group(ranks, group);
     connect_along(route, made, monitor, device);

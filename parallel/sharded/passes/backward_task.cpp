@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
@@ -38,8 +38,7 @@ BackwardTask::BackwardTask(ShardedModel& model)
 }
 
 void BackwardTask::watch_end() {
-  const auto id = torch::autograd::get_current_graph_task_id();
-  if (!watched_.insert(id).second) return;
+  if (!watched_.insert(torch::autograd::get_current_graph_task_id()).second) return;
   const auto model = model_.shared_from_this();
   at_backward_end(
       [model] { model->end_backward(/*has_failed=*/false); },
@@ -62,8 +61,7 @@ bool BackwardTask::accumulates() const {
 }
 
 BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass) {
-  const auto at = std::find_if(
-      walks_.begin(), walks_.end(), [&](const Walk& walk) { return walk.pass == pass; });
+  const auto at = find_if(walks_, [&](const Walk& walk) { return walk.pass == pass; });
   if (at != walks_.end()) return *at;
   // Autograd gets to an earlier forward pass when it has done with the later ones.
   for (auto& later : walks_) gather_skipped_uses(later, kBeforeAll, kBeforeAll);
@@ -99,7 +97,7 @@ std::vector<size_t> BackwardTask::reduction_order() const {
   for (auto walk = walks_.rbegin(); walk != walks_.rend(); ++walk) {
     for (const auto unit : walk->pass->order.units()) {
       if (!model_.unit(unit).gradients().has_trainable()) continue;
-      if (std::find(order.begin(), order.end(), unit) == order.end()) order.push_back(unit);
+      if (!contains(order, unit)) order.push_back(unit);
     }
   }
   std::reverse(order.begin(), order.end());
@@ -209,9 +207,7 @@ void BackwardTask::on_gradient(ShardedUnit& unit) {
 }
 
 bool BackwardTask::accumulates_whole() const {
-  return !walks_.empty() && std::none_of(walks_.begin(), walks_.end(), [](const Walk& walk) {
-    return walk.pass->reduces;
-  });
+  return !walks_.empty() && none_of(walks_, [](const Walk& walk) { return walk.pass->reduces; });
 }
 
 void BackwardTask::reduce_ready() {
@@ -253,13 +249,12 @@ void BackwardTask::finish() {
   for (auto& walk : walks_) gather_skipped_uses(walk, kBeforeAll, kBeforeAll);
   const bool reduces =
       accumulates_ &&
-      (walks_.empty() ||
-       std::any_of(walks_.begin(), walks_.end(), [](const Walk& w) { return w.pass->reduces; }));
+      (walks_.empty() || any_of(walks_, [](const Walk& w) { return w.pass->reduces; }));
   order_ = reduction_order();
   // And units that passes without reduction called, or whose parameters got gradients without
   // forward.
   for (const auto& unit : model_.units()) {
-    const bool is_known = std::find(order_.begin(), order_.end(), unit->index) != order_.end();
+    const bool is_known = contains(order_, unit->index);
     const bool is_due = unit->owes_reduction || unit->gradients().has_begun();
     if (!is_known && is_due) order_.push_back(unit->index);
     if (is_known && !reduces) unit->owes_reduction = true;
@@ -270,8 +265,7 @@ void BackwardTask::finish() {
   }
   finish_reduction();
   check_reduced_alike();
-  const bool runs_root = std::any_of(
-      walks_.begin(), walks_.end(), [](const Walk& walk) { return walk.pass->root == 0; });
+  const bool runs_root = any_of(walks_, [](const Walk& walk) { return walk.pass->root == 0; });
   if (reduces && runs_root) model_.broadcast_buffers();
   for (const auto& unit : model_.units()) {
     if (unit->gradients().is_reduced()) {
@@ -286,9 +280,8 @@ void BackwardTask::finish() {
 
 std::string BackwardTask::name_of(int64_t number) const {
   if (number == 0) return "several units";
-  const auto found = std::find_if(
-      model_.units().begin(), model_.units().end(),
-      [&](const auto& unit) { return unit->number() == number; });
+  const auto found =
+      find_if(model_.units(), [&](const auto& unit) { return unit->number() == number; });
   return found == model_.units().end() ? "another model" : (*found)->name();
 }
 
@@ -296,9 +289,7 @@ std::string BackwardTask::name_of(int64_t number) const {
 void BackwardTask::check_reduced_alike() {
   const auto& groups = model_.reduce_groups();
   std::vector<std::optional<int64_t>> of_others;
-  for (const auto& unit : model_.units()) {
-    of_others.push_back(unit->gradients().read_notes(groups));
-  }
+  for (const auto& unit : model_.units()) of_others.push_back(unit->gradients().read_notes(groups));
   for (const auto index : order_) {  // the first difference shows what one of the ranks left out
     const auto number = of_others[index];
     if (!number) continue;

@@ -29,7 +29,6 @@ class PassOrder {
   const std::vector<Use>& uses() const { return uses_; }
   /// The units, each once, in the order of their first entries.
   std::vector<size_t> units() const;
-  /// When the unit was first entered.
   int64_t first_entry(size_t unit) const;
   /// The last use of the unit in a repeated call; npos if there is none.
   size_t last_in_call(size_t unit, int64_t call) const;

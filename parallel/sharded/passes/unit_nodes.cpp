@@ -6,8 +6,8 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -113,9 +113,7 @@ std::vector<std::shared_ptr<ForwardPass>> passes_of(const torch::autograd::edge_
     open.pop_back();
     if (auto* of_unit = dynamic_cast<UnitNode*>(node)) {
       const auto& pass = of_unit->pass();
-      if (pass && std::find(passes.begin(), passes.end(), pass) == passes.end()) {
-        passes.push_back(pass);
-      }
+      if (pass && !contains(passes, pass)) passes.push_back(pass);
     }
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
@@ -129,8 +127,7 @@ std::vector<std::shared_ptr<ForwardPass>> passes_of(
     if (tensor.defined()) roots.emplace_back(tensor.grad_fn(), 0);
   }
   auto passes = passes_of(roots);
-  const auto is_of_other = [&](const auto& pass) { return pass->model.get() != &model; };
-  passes.erase(std::remove_if(passes.begin(), passes.end(), is_of_other), passes.end());
+  drop_if(passes, [&](const auto& pass) { return pass->model.get() != &model; });
   return passes;
 }
 

@@ -63,7 +63,7 @@ std::vector<at::Tensor> tensors_of(const torch::optim::OptimizerParamState& stat
 }
 
 /// Parameters, buffers, the optimizer's state of each parameter, and its learning rate.
-std::vector<at::Tensor> all_of(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
+std::vector<at::Tensor> tensors_of(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   for (const auto& p : net->parameters()) {
     all.push_back(p.detach().clone());
@@ -105,7 +105,7 @@ Seen train(const Rank& self, const Options& optimizer_options, Remedy remedy) {
           }
         },
         options);
-    seen.after_epochs.push_back(all_of(net, *optimizer));
+    seen.after_epochs.push_back(tensors_of(net, *optimizer));
   }
   seen.after_steps = optimizer->steps;
   seen.warnings = warnings.count("optimizers took fewer steps");

@@ -50,8 +50,7 @@ class [[nodiscard]] DDP_API AutocastGuard {
   /// \throws c10::ValueError  another dtype, or a device that has no autocast.
   explicit AutocastGuard(c10::DeviceType device, const AutocastOptions& options = {});
   ~AutocastGuard();
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(AutocastGuard);
 
  private:
   const c10::DeviceType device_;

@@ -62,8 +62,7 @@ class DDP_API CapturedStep {
   ///         that cannot be captured: LibTorch's Adam, AdamW, Adagrad and LBFGS.
   explicit CapturedStep(Step step, const CapturedStepOptions& options = {});
   ~CapturedStep();
-  CapturedStep(const CapturedStep&) = delete;
-  CapturedStep& operator=(const CapturedStep&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CapturedStep);
 
   /// Runs the step: as usual while it warms up, then captures it and replays that.
   ///

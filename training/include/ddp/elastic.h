@@ -126,8 +126,7 @@ class DDP_API Elastic {
   /// Leaves the job, and destroys the default group where this made it. While an exception unwinds
   /// the stack, the others lose this rank.
   ~Elastic();
-  Elastic(const Elastic&) = delete;
-  Elastic& operator=(const Elastic&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Elastic);
 
   /// Adds a part that is the same on all ranks.
   ///

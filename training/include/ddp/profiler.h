@@ -130,8 +130,7 @@ class DDP_API Profiler {
   /// \throws c10::ValueError  an option out of its range. c10::Error  as step().
   explicit Profiler(const ProfilerOptions& options = {});
   ~Profiler();
-  Profiler(const Profiler&) = delete;
-  Profiler& operator=(const Profiler&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Profiler);
 
   /// Begins the next step.
   ///
@@ -210,8 +209,7 @@ class [[nodiscard]] DDP_API RecordFunctionGuard {
  public:
   /// Begins the range.
   explicit RecordFunctionGuard(const std::string& name);
-  RecordFunctionGuard(const RecordFunctionGuard&) = delete;
-  RecordFunctionGuard& operator=(const RecordFunctionGuard&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(RecordFunctionGuard);
 
  private:
   at::RecordFunction range_;

@@ -3,12 +3,8 @@
 #include <chrono>
 #include <cmath>
 #include <future>
-#include <memory>
 #include <numeric>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/aminmax.h>
@@ -16,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/checkpoint_part.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/zero.h>
@@ -131,7 +128,6 @@ bool is_finite(const at::Tensor& values) {
   return std::isfinite(least.item<float>()) && std::isfinite(largest.item<float>());
 }
 
-/// A mean that is known already.
 std::shared_future<at::Tensor> ready(at::Tensor mean) {
   std::promise<at::Tensor> promise;
   promise.set_value(std::move(mean));
@@ -206,7 +202,6 @@ class DiLoCo::Impl {
     return step;
   }
 
-  /// Called after `steps` inner steps.
   void after_step(int64_t steps) {
     DDP_CHECK(
         !joins_,
@@ -306,9 +301,7 @@ class DiLoCo::Impl {
   ProcessGroup group_of_exchanges() const {
     const auto& leaders = region_.leaders();
     if (options_.overlap() == 0 || !leaders) return leaders;
-    std::vector<int> all(static_cast<size_t>(leaders->getSize()));
-    std::iota(all.begin(), all.end(), 0);
-    return new_group(all, leaders);
+    return new_group(numbers_up_to(leaders->getSize()), leaders);
   }
 
   void make_leaders(const std::string& settings) {

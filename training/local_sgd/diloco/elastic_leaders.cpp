@@ -11,6 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/system/start_thread.h>
 #include <ddp/internal/text.h>
 
@@ -295,25 +296,20 @@ std::vector<ElasticLeaders::Note> ElasticLeaders::gather_notes(const Note& own) 
 
 void ElasticLeaders::tick() {
   const auto notes = gather_notes(own_note());
-  const auto any = [&](const auto& holds) {
-    return std::any_of(notes.begin(), notes.end(), holds);
-  };
+  const auto any = [&](const auto& holds) { return any_of(notes, holds); };
   if (any([](const Note& note) { return note.wants_change != 0; })) {
     generations_.pause();
     group_ = {};
     return;
   }
   const auto trains = [](const Note& note) { return note.has_state != 0 && note.is_finished == 0; };
-  const auto first = std::find_if(notes.begin(), notes.end(), trains);
+  const auto first = find_if(notes, trains);
   if (first == notes.end()) return end_with_others(has_state_);
   gives_state_ = first - notes.begin() == group_->getRank() &&
                  any([](const Note& note) { return note.has_state == 0; });
-  const auto sender = std::find_if(
-      notes.begin(), notes.end(), [](const Note& note) { return note.bytes_to_send > 0; });
+  const auto sender = find_if(notes, [](const Note& note) { return note.bytes_to_send > 0; });
   state_travels_ = sender != notes.end();
-  if (state_travels_) {
-    return send_piece(static_cast<int>(sender - notes.begin()), notes);
-  }
+  if (state_travels_) return send_piece(static_cast<int>(sender - notes.begin()), notes);
   if (any([&](const Note& note) { return trains(note) && note.is_ready == 0; })) {
     return leave_if_too_late(notes);
   }
@@ -425,7 +421,6 @@ void ElasticLeaders::choose_piece() {
   if (sent_ > 0 && took > 4 * kTick) piece_ = std::max(piece_ / 2, kFirstPiece);
 }
 
-/// The state is here.
 void ElasticLeaders::join() {
   joining_->state = state_of_text(std::exchange(on_its_way_, {}));
   join_took_ =
@@ -434,7 +429,6 @@ void ElasticLeaders::join() {
   joined_.set_value(*std::exchange(joining_, std::nullopt));
 }
 
-/// Drops a state that was to be sent, or has come in part.
 void ElasticLeaders::drop_state() {
   on_its_way_ = {};
   sent_ = 0;

@@ -66,7 +66,6 @@ class ElasticLeaders final : public Leaders {
   /// Leaves: the others go on without this region. Waits for them for some seconds.
   ~ElasticLeaders() override;
 
-  /// Ready once this region has met the others.
   std::shared_future<void> met() const { return met_future_; }
   /// Once it is: whether this region joins others that train, and joined() comes before its first
   /// exchange.
@@ -105,7 +104,6 @@ class ElasticLeaders final : public Leaders {
     std::promise<at::Tensor> mean;
     Clock::time_point since;
   };
-  /// The last exchange.
   struct Last {
     int64_t fragment = 0;
     at::Tensor mean;

@@ -1,7 +1,5 @@
 #include "local_sgd/diloco/exchange.h"
 
-#include <vector>
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>

@@ -12,7 +12,6 @@ namespace ddp {
 /// Elements that have a scale in common, with DiLoCoWire::Int8.
 constexpr int64_t kWireBlock = 256;
 
-/// Bytes of `elements` numbers on the wire.
 int64_t encoded_bytes(DiLoCoWire wire, int64_t elements);
 
 /// \param values  1-D, float32, on the CPU.

@@ -28,10 +28,8 @@ class Leaders {
   ///
   /// \return  the mean of all regions' values, with the same bits in all regions.
   virtual std::shared_future<at::Tensor> exchange(Difference difference) = 0;
-  /// Drops an exchange whose mean is not wanted any more.
   virtual void drop(const std::shared_future<at::Tensor>& mean) noexcept = 0;
 
-  /// The bytes that this rank has sent in exchanges.
   virtual int64_t bytes_sent() const = 0;
   virtual double seconds_sent() const = 0;
 };

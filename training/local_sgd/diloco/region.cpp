@@ -94,12 +94,8 @@ void Region::await_leader(c10::function_ref<bool()> is_ready) const {
   std::exception_ptr failure;
   while (state == kPending) {
     if (is_leader_) {
-      try {
-        if (is_ready()) state = kReady;
-      } catch (...) {
-        failure = std::current_exception();
-        state = kFailed;
-      }
+      failure = exception_of([&] { state = is_ready() ? kReady : kPending; });
+      if (failure) state = kFailed;
     }
     state = share_number(state);
   }

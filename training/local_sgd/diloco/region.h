@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <future>
 #include <string>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>

@@ -17,7 +17,6 @@ class ShardReader;
 
 namespace ddp::detail {
 
-/// How a state is to be loaded.
 struct LoadContext {
   bool strict = true;
   std::string subject;            // the file; the texts of errors begin with it
@@ -30,8 +29,7 @@ struct LoadContext {
 class CheckpointPart {
  public:
   CheckpointPart() = default;
-  CheckpointPart(const CheckpointPart&) = delete;
-  CheckpointPart& operator=(const CheckpointPart&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(CheckpointPart);
   virtual ~CheckpointPart() = default;
 
   /// The module, or the optimizer, whose state it is; null for another part.

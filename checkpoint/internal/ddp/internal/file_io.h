@@ -90,10 +90,8 @@ FileSum sum_of_file(const std::string& path);
 /// folder. Touches no file. \throws c10::Error  the working folder is gone.
 std::string absolute_path(const std::string& path);
 
-/// The folder that a file or a folder lies in.
 std::string folder_above(const std::string& path);
 
-/// The kind of thing that a path names.
 enum class PathKind { Nothing, File, Folder };
 
 /// \throws c10::Error  the system cannot answer: no permission, a file system that went away.

@@ -3,16 +3,11 @@
 #include <cstdint>
 #include <string>
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
 
 #include <ddp/internal/prepared_load.h>
 
 namespace ddp {
-
-/// Get and set the state of a generator.
-at::Tensor generator_state(at::Generator generator);
-void set_generator_state(at::Generator generator, const at::Tensor& state);
 
 /// Returns the states of this process's default generators, of the CPU and of the GPUs in use.
 c10::IValue random_state();

@@ -3,18 +3,16 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <fstream>
-#include <string>
 #include <vector>
 
+#include <ATen/core/functional.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "../../registry.h"
 #include "../memory/gradient_arena.h"
 #include "backends/gloo/gloo.h"
 #include "backends/local_backend.h"
@@ -26,7 +24,6 @@
 namespace ddp::backends::shm {
 namespace {
 
-/// The entries of all ranks in one round.
 struct Round {
   std::string name;
   std::vector<std::string> entries;  // by rank
@@ -89,7 +86,6 @@ Round share(
   return round;
 }
 
-/// The assignment of ranks to hosts.
 struct Hosts {
   std::vector<int> locals;   // the ranks of this rank's host; the first one is the leader
   std::vector<int> leaders;  // of all hosts
@@ -135,11 +131,8 @@ std::vector<ArenaLocation> parse_locations(const Round& round) {
   return locations;
 }
 
-/// The names of the hosts of the group's ranks.
 std::vector<std::string> hosts_of(const Setup& setup, const HostMemory& memory) {
-  std::vector<std::string> names;
-  for (const auto rank : setup.global_ranks) names.push_back(memory.hosts()[rank]);
-  return names;
+  return c10::fmap(setup.global_ranks, [&](const auto rank) { return memory.hosts()[rank]; });
 }
 
 Hosts find_hosts(const std::vector<std::string>& names, int rank) {

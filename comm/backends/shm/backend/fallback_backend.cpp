@@ -3,9 +3,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
@@ -41,7 +39,6 @@ class QueuedWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Ends `work` with Gloo's.
 void end_with(const c10::intrusive_ptr<QueuedWork>& work, const GlooCarrier::WorkPtr& of_gloo) {
   if (!of_gloo) return work->end(nullptr);
   of_gloo->getFuture()->addCallback([work](c10::ivalue::Future& done) {
@@ -168,13 +165,8 @@ GlooCarrier::WorkPtr GlooCarrier::start(
   const auto run = [work, call, own = on_demand_, of_caller = at::ThreadLocalState()]() mutable {
     const at::ThreadLocalStateGuard as_caller(of_caller);
     WorkPtr of_gloo;
-    std::exception_ptr error;
-    try {
-      of_gloo = call(*own->connect());
-    } catch (...) {
-      error = std::current_exception();
-      own->fail_to_connect(error);
-    }
+    const auto error = exception_of([&] { of_gloo = call(*own->connect()); });
+    if (error) own->fail_to_connect(error);
     call = nullptr;
     --own->queued;  // from here on calls need this thread no more, which callbacks may hold up
     error ? work->end(error) : end_with(work, of_gloo);

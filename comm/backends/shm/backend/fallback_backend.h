@@ -43,8 +43,7 @@ class GlooCarrier {
   /// \param on_failure  gets the reason if that fails; on another thread.
   GlooCarrier(const Setup& setup, OnFailure on_failure);
   ~GlooCarrier();
-  GlooCarrier(const GlooCarrier&) = delete;
-  GlooCarrier& operator=(const GlooCarrier&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(GlooCarrier);
 
   /// \param outputs  the tensors that result() and the future of the handle return.
   WorkPtr start(c10d::OpType type, std::vector<at::Tensor> outputs, Call call);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

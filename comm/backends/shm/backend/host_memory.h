@@ -60,7 +60,6 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   const std::vector<std::string>& hosts() const { return hosts_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  /// A rank of this host.
   const Peer& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
 
   /// Reserves a control block in this rank's arena, for so many ranks that will open it.

@@ -1,10 +1,10 @@
 #include "shm_backend.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty_like.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 #include "../memory/exchanged_tensors.h"
 #include "../memory/shared_tensors.h"
@@ -18,13 +18,11 @@ namespace ddp::backends::shm {
 
 namespace {
 
-/// Whether all tensors are plain, and of one dtype.
 bool are_plain(const Collective& c) {
   const auto fits = [dtype = c.first().scalar_type()](const at::Tensor& t) {
     return !t.defined() || (is_plain(t) && t.scalar_type() == dtype);
   };
-  return fits(c.whole_in) && fits(c.whole_out) && std::all_of(c.in.begin(), c.in.end(), fits) &&
-         std::all_of(c.out.begin(), c.out.end(), fits);
+  return fits(c.whole_in) && fits(c.whole_out) && all_of(c.in, fits) && all_of(c.out, fits);
 }
 
 /// Copies tensors of one size to the arena, one after the other.

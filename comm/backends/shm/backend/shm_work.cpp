@@ -10,13 +10,10 @@
 #include "base/deadline.h"
 
 namespace ddp::backends::shm {
-namespace {
 
 // The progress threads complete collectives of several engines. A waiting thread makes progress
 // this often, in case the progress threads are in callbacks that wait.
 constexpr std::chrono::milliseconds kPoll{20};
-
-}  // namespace
 
 void complete_future(
     c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs,

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp::backends::shm {
 namespace {
@@ -62,8 +63,7 @@ std::optional<size_t> Arena::offset_of(const at::Tensor& t) const {
 std::byte* Arena::try_reserve(size_t bytes) {
   bytes = in_pages(bytes);
   const std::lock_guard lock(mutex_);
-  const auto block = std::find_if(
-      free_.begin(), free_.end(), [&](const auto& entry) { return entry.second >= bytes; });
+  const auto block = find_if(free_, [&](const auto& entry) { return entry.second >= bytes; });
   if (block == free_.end()) return nullptr;
   const auto [offset, size] = *block;
   free_.erase(block);

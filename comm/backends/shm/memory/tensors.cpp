@@ -1,12 +1,12 @@
 #include "tensors.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 
 namespace ddp::backends::shm {
 
@@ -48,13 +48,13 @@ bool is_plain(const at::Tensor& t) {
 }
 
 bool are_plain(const std::vector<at::Tensor>& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
+  return all_of(tensors, [&](const auto& t) {
     return is_plain(t) && t.scalar_type() == tensors[0].scalar_type();
   });
 }
 
 bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
+  return all_of(tensors, [&](const auto& t) {
     return is_plain(t) && t.scalar_type() == like.scalar_type() && t.numel() == like.numel();
   });
 }

@@ -1,11 +1,11 @@
 #include "mailbox.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "../memory/tensors.h"
@@ -138,7 +138,7 @@ void Mailbox::take_arrived(Ends& ends) {
       return wanted.tag == envelope.tag &&
              (wanted.peer == Message::kAny || wanted.peer == it->from);
     };
-    const auto posted = std::find_if(posted_.begin(), posted_.end(), fits);
+    const auto posted = find_if(posted_, fits);
     auto&& lost = is_lost[static_cast<size_t>(it->from)];
     if (posted != posted_.end() && !lost) lost = !take(*it, posted->message);
     if (posted == posted_.end() || lost) {
@@ -162,9 +162,7 @@ bool Mailbox::take(const Arrived& arrived, const Message& message) {
       {envelope.numel, envelope.dtype}, tensor, monitor_.rank_at(arrived.from), message.tag,
       monitor_.own_rank(), monitor_.size());
   if (!refused_.empty()) return true;
-  if (tensor.numel() > 0) {
-    std::memcpy(bytes_of(tensor), senders + envelope.offset, tensor.nbytes());
-  }
+  if (tensor.numel() > 0) std::memcpy(bytes_of(tensor), senders + envelope.offset, tensor.nbytes());
   std::atomic_thread_fence(std::memory_order_acquire);  // the copy before the look
   if (envelope.is_copy == 0 && monitor_.has_stopped(arrived.from)) return false;
   flag_at(senders + envelope.taken) = 1;
@@ -175,12 +173,7 @@ bool Mailbox::take(const Arrived& arrived, const Message& message) {
 
 /// The error of the receive whose message does not fit: the caller's own, and not a peer's.
 std::exception_ptr Mailbox::refusal() const {
-  try {
-    DDP_CHECK(refused_.empty(), refused_);
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
+  return exception_of([&] { DDP_CHECK(refused_.empty(), refused_); });
 }
 
 void Mailbox::advance_sends(Ends& ends) {

@@ -13,6 +13,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp::backends::shm {
@@ -93,9 +94,7 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   call.tensors = d.tensors;
   call.sizes = d.sizes;
   call.numel = d.numel;
-  const auto is_any_of = [&](std::initializer_list<Kind> kinds) {
-    return std::find(kinds.begin(), kinds.end(), d.kind) != kinds.end();
-  };
+  const auto is_any_of = [&](std::initializer_list<Kind> kinds) { return contains(kinds, d.kind); };
   if (is_any_of({Kind::Broadcast, Kind::Reduce, Kind::Gather, Kind::Scatter})) {
     call.root = peers_[static_cast<size_t>(d.root)].rank;
   }

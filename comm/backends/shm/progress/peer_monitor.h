@@ -91,7 +91,6 @@ class PeerMonitor {
   bool has_peer_stopped(uint64_t number) const;
   /// The first rank that the collective needs and that cannot complete it any more.
   PeerFailure find_failure(uint64_t number) const;
-  /// Whether the rank has stopped.
   bool has_stopped(int place) const { return has_stopped(place, UINT64_MAX); }
   /// Why nothing more comes from the rank; empty: it may.
   PeerFailure failure_of(int place) const { return failure_of(place, UINT64_MAX); }

@@ -1,7 +1,6 @@
 #include "progress_engine.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <c10/util/Exception.h>
 #include <ddp/internal/check.h>
@@ -276,11 +275,7 @@ PendingPtr ProgressEngine::try_complete(Pending& pending) {
     abort_locked(pending, monitor_.find_failure(pending.number));
     return nullptr;
   }
-  try {
-    if (!pending.error && pending.call.copy_out) pending.call.copy_out();
-  } catch (...) {
-    pending.error = std::current_exception();
-  }
+  if (!pending.error && pending.call.copy_out) pending.error = exception_of(pending.call.copy_out);
   return queue_.pop_completed();
 }
 

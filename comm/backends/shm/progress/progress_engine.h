@@ -156,7 +156,6 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void send(Message message);
   void receive(Message message);
 
-  /// Makes the progress that is possible now.
   void progress();
 
   /// Waits until collective `number` is complete or has failed.

@@ -1,12 +1,11 @@
 #include "progress_threads.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <system_error>
 #include <utility>
 
-#include <ddp/internal/system/start_thread.h>
+#include <ddp/internal/ranges.h>
 
 #include "progress_engine.h"
 
@@ -47,9 +46,8 @@ void ProgressThreads::add(std::shared_ptr<ProgressEngine> engine) {
 
 void ProgressThreads::remove(const ProgressEngine& engine) {
   Lock lock(mutex_);
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
-    return entry->engine.get() == &engine;
-  });
+  const auto found =
+      find_if(entries_, [&](const auto& entry) { return entry->engine.get() == &engine; });
   if (found == entries_.end()) return;
   const auto entry = *found;
   entry->removed = true;
@@ -62,9 +60,8 @@ void ProgressThreads::remove(const ProgressEngine& engine) {
 
 // A callback that destroys its group may go on after that, so its thread is not joined.
 void ProgressThreads::detach_this_thread() {
-  const auto own = std::find_if(threads_.begin(), threads_.end(), [](const auto& thread) {
-    return thread.get_id() == std::this_thread::get_id();
-  });
+  const auto own = find_if(
+      threads_, [](const auto& thread) { return thread.get_id() == std::this_thread::get_id(); });
   if (own == threads_.end()) return;
   own->detach();
   threads_.erase(own);
@@ -106,9 +103,7 @@ bool ProgressThreads::must_end(uint64_t generation) const {
 }
 
 bool ProgressThreads::has_pending() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) {
-    return entry->engine->has_pending();
-  });
+  return any_of(entries_, [](const auto& entry) { return entry->engine->has_pending(); });
 }
 
 void ProgressThreads::run(uint64_t generation, size_t place) {

@@ -87,7 +87,6 @@ class AbortCause {
   std::array<char, 512> text_{};
 };
 
-/// How a rank stopped.
 enum class Stopped : uint32_t { kNo, kDestroyed, kAborted };
 
 /// The state of one rank. Only that rank writes it; all ranks of the host read it.
@@ -160,7 +159,6 @@ struct alignas(64) ControlBlock {
     return reinterpret_cast<MessageRing*>(flags + flag_bytes(ranks))[from * ranks + to];
   }
 
-  /// Makes a block in that memory.
   static ControlBlock* make(std::byte* memory, int ranks) {
     auto* block = new (memory) ControlBlock(ranks);
     for (int rank = 0; rank < ranks; ++rank) {

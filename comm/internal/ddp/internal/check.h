@@ -52,23 +52,26 @@ inline std::string text_of(const std::exception_ptr& exception) {
 
 /// A DistBackendError with that text, for another thread to throw.
 inline std::exception_ptr backend_error(const std::string& text) {
+  return std::make_exception_ptr(readable_error<c10::DistBackendError>(DDP_HERE, text));
+}
+
+/// The exception that `body` throws; null if it throws none.
+template <typename Body>
+std::exception_ptr exception_of(Body&& body) {
   try {
-    DDP_CHECK_WITH(DistBackendError, false, text);
+    body();
   } catch (...) {
     return std::current_exception();
   }
+  return nullptr;
 }
 
 /// The text of the exception that `body` throws; "" if it throws none. For errors that must
 /// reach all ranks before any rank throws.
 template <typename Body>
 std::string problem_of(Body&& body) {
-  try {
-    body();
-  } catch (...) {
-    return text_of(std::current_exception());
-  }
-  return "";
+  const auto exception = exception_of(body);
+  return exception ? text_of(exception) : "";
 }
 
 }  // namespace ddp

@@ -40,4 +40,7 @@ std::vector<std::string> agree(
     const std::string& text, const ProcessGroup& group, const std::string& where,
     ProblemOfRanks make_problem, GroupMonitor* monitor = nullptr);
 
+/// Returns the first rank whose text differs from rank 0's; 0 for none.
+size_t first_different_rank(const std::vector<std::string>& by_rank);
+
 }  // namespace ddp

@@ -129,8 +129,7 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
 
   explicit GroupMonitor(Setup setup);
   ~GroupMonitor();
-  GroupMonitor(const GroupMonitor&) = delete;
-  GroupMonitor& operator=(const GroupMonitor&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(GroupMonitor);
 
   /// Waits on the host until `work` is complete.
   ///

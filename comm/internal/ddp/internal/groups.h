@@ -1,7 +1,7 @@
 // Process groups: what is beyond their public functions.
 #pragma once
 
-#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <ddp/collective_backend.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 #include <torch/version.h>
@@ -40,13 +41,22 @@ inline std::string on_rank_text(const c10d::ProcessGroup& group) {
 inline at::Device carrier_device(c10d::ProcessGroup& group) {
   const auto devices = group.getDeviceTypes();
   const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
-  if (devices.empty() || std::any_of(devices.begin(), devices.end(), is_cpu)) return at::kCPU;
+  if (devices.empty() || any_of(devices, is_cpu)) return at::kCPU;
   return devices.front();
 }
 
 /// How many processes both groups have. Nothing if that is not known: they are two groups, and not
 /// of one job of this library.
 std::optional<int64_t> count_common_ranks(const c10d::ProcessGroup& a, const c10d::ProcessGroup& b);
+
+/// Whether the groups have the same ranks; null is none.
+inline bool have_same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
+  if (a == b || !a || !b || a->getSize() != b->getSize()) return a == b;
+  return count_common_ranks(*a, *b) == a->getSize();
+}
+
+/// c10d's default if the group's backend does not report one.
+std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group);
 
 /// Makes another group the default group; empty: none. The previous one is not shut down.
 ///

@@ -12,6 +12,9 @@
 
 namespace ddp {
 
+at::Tensor generator_state(at::Generator generator);
+void set_generator_state(at::Generator generator, const at::Tensor& state);
+
 /// The generator of a group's own numbers on a device, which exists as long as the group.
 ///
 /// \param seed  of a new one.

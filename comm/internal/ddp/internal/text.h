@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iomanip>
 #include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddp {
@@ -41,6 +43,23 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   InputText input(text);
   for (std::string line; std::getline(input, line);) lines.push_back(line);
   return lines;
+}
+
+/// The first lines in which two texts differ; "none" after the end of one.
+inline std::pair<std::string, std::string> different_lines(
+    const std::string& one, const std::string& other) {
+  const auto a = lines_of(one), b = lines_of(other);
+  size_t i = 0;
+  while (i < a.size() && i < b.size() && a[i] == b[i]) ++i;
+  return {i < a.size() ? a[i] : "none", i < b.size() ? b[i] : "none"};
+}
+
+/// As std::printf writes it.
+template <typename... Values>
+std::string formatted(const char* form, Values... values) {
+  char text[400];  // the largest double has 309 digits
+  std::snprintf(text, sizeof text, form, values...);
+  return text;
 }
 
 /// A number of bytes: "2.5 MiB".

@@ -29,9 +29,7 @@ class ForwardCount {
   /// All ranks make the counts of a group in the same order.
   explicit ForwardCount(std::shared_ptr<GroupMonitor> monitor, StepsText text = kTrainingForwards);
 
-  /// A forward pass begins.
   void begin();
-  /// The current pass threw.
   void fail(const std::string& why) noexcept;
   /// Where the current pass threw: waits until it has thrown on every rank.
   ///
@@ -50,7 +48,6 @@ class ForwardCount {
   const std::shared_ptr<Steps> steps_;  // shared with jobs that may outlive this
 };
 
-/// A forward pass that threw on one rank.
 struct FailedForward {
   int rank = -1;
   uint64_t number = 0;  // of the rank's forward passes

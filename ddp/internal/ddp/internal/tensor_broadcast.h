@@ -30,7 +30,6 @@ class TensorBroadcast {
  public:
   explicit TensorBroadcast(Arrival arrival) : arrival_(arrival) {}
 
-  /// Writes what was received into a tensor.
   using Write = c10::function_ref<void(const at::Tensor& tensor, const at::Tensor& received)>;
 
   /// Sends, or starts to receive. `tensors` has the same shapes and dtypes on every rank; with

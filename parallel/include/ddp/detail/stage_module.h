@@ -59,8 +59,7 @@ class DDP_API StageUse {
  public:
   explicit StageUse(torch::nn::Module& module);
   ~StageUse();
-  StageUse(const StageUse&) = delete;
-  StageUse& operator=(const StageUse&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(StageUse);
 
  private:
   std::unique_ptr<NoSyncGuard> no_sync_;

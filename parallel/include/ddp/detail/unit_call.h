@@ -53,8 +53,7 @@ class DDP_API UnitCall {
  public:
   explicit UnitCall(FullyShardedBase& unit);
   ~UnitCall();
-  UnitCall(const UnitCall&) = delete;
-  UnitCall& operator=(const UnitCall&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(UnitCall);
 
   /// Runs `body`, the call, and adds to its error whose forward threw.
   template <typename Body>

@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/comm_hooks.h>
-#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/group_monitor.h>
@@ -115,8 +114,7 @@ class Reducer {
       std::vector<NamedParameter> parameters, ProcessGroup group,
       const ReducerOptions& options = {}, std::shared_ptr<GroupMonitor> monitor = {});
   ~Reducer();
-  Reducer(const Reducer&) = delete;
-  Reducer& operator=(const Reducer&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Reducer);
 
   /// Called before a forward pass whose backward may be reduced. Rebuilds the buckets once the
   /// ranks have agreed on their order. Does nothing inside a backward pass (a checkpoint that runs

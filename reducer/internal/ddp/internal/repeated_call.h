@@ -8,7 +8,6 @@ namespace ddp {
 /// the same number both times, also for calls within it. 0: none.
 int64_t repeated_call();
 
-/// A number that no call had before.
 int64_t new_repeated_call();
 
 /// While it exists, repeated_call() of this thread is the given number.

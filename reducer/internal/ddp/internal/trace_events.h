@@ -19,7 +19,6 @@ inline int64_t trace_base_ns(int64_t first_ns) {
   return first_ns - first_ns % kMultiple;
 }
 
-/// A trace's file.
 class TraceEvents {
  public:
   TraceEvents(std::string path, int64_t base_ns) : path_(std::move(path)), out_(path_) {

@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// The layout of a parameter that this rank has whole.
 ParameterLayout whole_layout(std::string name, const at::Tensor& parameter);
 
 /// Whether ranks of the group have different elements of the parameter. False where groups of other

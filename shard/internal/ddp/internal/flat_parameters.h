@@ -28,7 +28,6 @@ struct FlatLayout {
   /// Elements of the flat tensor, with padding.
   int64_t numel() const { return shard_numel * ranks; }
   int64_t padding() const { return numel() - offsets.back(); }
-  /// The pieces of a rank's shard, in its order.
   std::vector<ShardPiece> pieces(int rank) const;
 
   std::vector<int64_t> offsets;  // by tensor: its first element; and the end of the last tensor

@@ -10,7 +10,6 @@
 
 namespace ddp {
 
-/// Where a tensor is in a pipeline.
 struct StagePlace {
   int64_t stage = 0;       // of a tied tensor: the first that has it
   ProcessGroup ranks;      // of the pipeline
@@ -23,8 +22,7 @@ class StageTensors {
  public:
   StageTensors() = default;
   ~StageTensors();
-  StageTensors(const StageTensors&) = delete;
-  StageTensors& operator=(const StageTensors&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(StageTensors);
 
   /// A tensor that has a place keeps it.
   void add(const at::Tensor& tensor, const StagePlace& place);

@@ -51,8 +51,7 @@ class Generations {
   /// \throws c10::ValueError  for an address that is none.
   explicit Generations(const Settings& settings);
   ~Generations();
-  Generations(const Generations&) = delete;
-  Generations& operator=(const Generations&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(Generations);
 
   /// Waits for the coordinator's answer, as the next two.
   ///
