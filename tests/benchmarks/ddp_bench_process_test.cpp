@@ -1,5 +1,4 @@
 // Runs ddp_bench as a user starts it.
-#include <cstdio>
 #include <fstream>
 #include <map>
 #include <regex>

@@ -1,7 +1,5 @@
 // Boxes of tensors that are cut over ranks: pure functions, and the index of a checkpoint.
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>

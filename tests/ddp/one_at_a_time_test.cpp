@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include <ddp/ddp.h>

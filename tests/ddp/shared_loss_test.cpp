@@ -1,6 +1,5 @@
 // Several models in one loss, whose ranks use different parts of them: their collectives share one
 // group, in which the order counts.
-#include <string>
 #include <vector>
 
 #include <ddp/ddp.h>

@@ -1,7 +1,6 @@
 // Regions of DiLoCo that are threads of a test, with a coordinator beside them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,6 @@
 // in memory, and get that of the others.
 #include <sys/stat.h>
 
-#include <chrono>
 #include <csignal>
 #include <memory>
 #include <string>

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>

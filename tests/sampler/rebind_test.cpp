@@ -1,7 +1,6 @@
 // Steps of the same samples for any number of ranks, and ranks that are lost and join.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 

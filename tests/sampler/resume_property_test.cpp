@@ -7,7 +7,6 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/length_grouped_sampler.h>

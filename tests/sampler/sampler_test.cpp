@@ -4,7 +4,6 @@
 #include <future>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include <ddp/process_group.h>
 #include <torch/torch.h>

@@ -2,7 +2,6 @@
 #include <ddp/diloco.h>
 
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>

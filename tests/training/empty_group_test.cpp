@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <vector>
 
 #include <ddp/checkpointer.h>
 #include <ddp/ddp.h>
@@ -21,7 +20,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "support/error_of.h"
-#include "support/ranks.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"

@@ -1,5 +1,4 @@
 // The errors of schedules; lr_schedules.py compares their rates with Python's.
-#include <memory>
 #include <sstream>
 #include <vector>
 

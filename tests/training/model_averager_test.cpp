@@ -8,7 +8,6 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "support/error_of.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 

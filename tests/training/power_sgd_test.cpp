@@ -11,7 +11,6 @@
 #include <torch/torch.h>
 
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

@@ -1,6 +1,5 @@
 // An all-to-all through shared memory: the place of tensors, their parts, and failures.
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 

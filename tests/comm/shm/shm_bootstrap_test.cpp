@@ -1,6 +1,5 @@
 // The exchange of the ranks of a bootstrap through their store.
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include <c10/util/Exception.h>

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -15,7 +14,6 @@
 #include "comm/backends/shm/backend/fallback_backend.h"
 #include "support/error_of.h"
 #include "support/hosts.h"
-#include "support/processes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

@@ -1,5 +1,4 @@
 // Shared memory on several hosts, simulated by ranks with different host names.
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <future>

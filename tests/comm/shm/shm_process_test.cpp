@@ -6,7 +6,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "support/processes.h"
 #include "support/temporary_folder.h"

@@ -1,6 +1,5 @@
 // Wrappers inside wrappers, options of later versions of Python's wrapper: whose buffers
 // construction shares, and buckets that have memory only while they are under way.
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -9,7 +8,6 @@
 
 #include "ddp/wrapping.h"
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/nets.h"
 #include "support/ranks.h"

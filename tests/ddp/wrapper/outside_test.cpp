@@ -1,5 +1,4 @@
 // Learnable tensors of no module: averaged with also_average(), warned of without.
-#include <functional>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,4 @@
 // check_replicas() and its kin: which differences between ranks are found, and which are allowed.
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <string>

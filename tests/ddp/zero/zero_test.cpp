@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <limits>
-#include <map>
 #include <sstream>
 #include <string>
 #include <vector>

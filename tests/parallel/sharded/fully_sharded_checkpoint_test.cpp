@@ -10,7 +10,6 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/summoned.h"
-#include "support/error_of.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

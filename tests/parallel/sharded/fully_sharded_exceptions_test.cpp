@@ -1,6 +1,5 @@
 // What the other ranks read when a pass of a sharded model throws on one, and when one evaluates
 // alone.
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>

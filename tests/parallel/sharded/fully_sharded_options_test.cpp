@@ -1,5 +1,4 @@
 // Options and the other calls of FullyShardedDataParallel.
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -2,13 +2,10 @@
 // two.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <ddp/activation_checkpoint.h>

@@ -1,7 +1,6 @@
 // What cut layers say to input that does not fit: subject, rule, value, rank and remedy.
 #include <chrono>
 #include <functional>
-#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
