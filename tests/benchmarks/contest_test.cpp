@@ -16,8 +16,7 @@
 
 namespace {
 
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using ddp_bench::Agreement;
 using ddp_bench::Contestant;
 using ddp_bench::Engine;

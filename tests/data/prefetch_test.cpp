@@ -21,10 +21,7 @@
 namespace ddp {
 namespace {
 
-using testing::Count;
-using testing::Counted;
-using testing::thread_count;
-using testing::threads_left;
+using namespace testing;
 using Indices = std::vector<size_t>;
 
 // A sample is its own index, so that a batch shows the indices that the loader asked for.

@@ -11,12 +11,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Multiplies by a weight; throws when the test asks for it.
 class FragileImpl : public torch::nn::Module {
@@ -49,7 +44,7 @@ void step(DistributedDataParallel<Fragile>& model) {
 }
 
 struct Seen {
-  testing::TimedError first;
+  TimedError first;
   std::string next;
 };
 
@@ -82,7 +77,7 @@ TEST_CASE(
         for (int i = 0; rebuilt && i < 2; ++i) step(model);
         if (self.rank == 1) (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
         Seen seen;
-        seen.first = testing::timed_error_of([&] { step(model); });
+        seen.first = timed_error_of([&] { step(model); });
         net->throw_in_forward = net->throw_in_backward = false;
         wait_for_the_others(self);
         seen.next = error_of([&] { step(model); });
@@ -185,7 +180,7 @@ TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][
         step(model);
         if (self.rank == 2) model->forward(torch::ones({4}));
         Seen seen;
-        seen.first = testing::timed_error_of([&] { step(model); });
+        seen.first = timed_error_of([&] { step(model); });
         seen.next = error_of([&] { step(model); });
         return seen;
       },
@@ -260,7 +255,7 @@ TEST_CASE("ranks may differ in evaluations with gradients enabled", "[ranks][fai
 TEST_CASE(
     "a timeout names the bucket and the ranks that had arrived", "[ranks][errors][failure][many]") {
   // Ranks report where they wait after two seconds, and some begin later.
-  const testing::RanksOptions options{std::chrono::seconds(6)};
+  const RanksOptions options{std::chrono::seconds(6)};
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   const auto errors = errors_of_ranks(
@@ -392,7 +387,7 @@ TEST_CASE("errors explain frozen, unfrozen and replaced parameters", "[ranks][er
 
 TEST_CASE(
     "a training pass that only one rank ran is an error before any collective", "[ranks][errors]") {
-  testing::RanksOptions options = kLongTimeout;
+  RanksOptions options = kLongTimeout;
   options.backend = "shm";  // Gloo ends the process where sizes differ
   const auto errors = errors_of_ranks(
       2,

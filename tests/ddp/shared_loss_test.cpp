@@ -13,9 +13,7 @@
 namespace ddp::shared_loss {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Four weights of as many elements, so that buckets in a wrong order would add up without an error.
 class BranchesImpl : public torch::nn::Module {

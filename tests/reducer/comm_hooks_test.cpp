@@ -13,8 +13,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // One reduced step with loss = (rank + 1) * sum(w): the mean gradient is (size + 1) / 2.
 at::Tensor averaged_gradient(const Rank& self, const CommHook& hook, bool as_views) {
@@ -117,8 +116,7 @@ TEST_CASE("a wrapped hook gets half precision", "[ranks][comm_hooks]") {
     TORCH_CHECK(torch::equal(gradient, torch::full({10}, 1.5)));
     return 0;
   });
-  CHECK_THAT(
-      testing::error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
+  CHECK_THAT(error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
 }
 
 TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hooks]") {
@@ -140,14 +138,14 @@ TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hoo
 }
 
 TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     auto w = torch::ones({2}).set_requires_grad(true);
     Reducer reducer({{"w", w}}, self.group);
     reducer.register_comm_hook(hooks::all_reduce(self.group));
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
   CHECK_THAT(errors[0], ContainsText("registered already"));
-  const auto late = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto late = errors_of_ranks(1, [](const Rank& self) {
     auto w = torch::ones({2}).set_requires_grad(true);
     Reducer reducer({{"w", w}}, self.group);
     reducer.prepare_for_forward();
@@ -157,7 +155,7 @@ TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors]
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
   CHECK_THAT(late[0], ContainsText("before the first backward pass"));
-  const auto empty = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto empty = errors_of_ranks(1, [](const Rank& self) {
     Reducer({{"w", torch::ones({2}).set_requires_grad(true)}}, self.group).register_comm_hook({});
   });
   CHECK_THAT(empty[0], ContainsText("empty function"));
@@ -191,7 +189,7 @@ TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hook
 }
 
 TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     averaged_gradient(
         self,
         [](GradBucket& bucket) {
@@ -209,7 +207,7 @@ TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors
 TEST_CASE(
     "a hook's wrong result on one rank is an error on all", "[ranks][errors][comm_hooks][many]") {
   const auto begin = std::chrono::steady_clock::now();
-  const auto errors = testing::errors_of_ranks(
+  const auto errors = errors_of_ranks(
       3,
       [](const Rank& self) {
         int calls = 0;
@@ -225,7 +223,7 @@ TEST_CASE(
             },
             false);
       },
-      testing::kLongTimeout);
+      kLongTimeout);
   CHECK_THAT(
       errors[0],
       ContainsText(
@@ -236,11 +234,11 @@ TEST_CASE(
 }
 
 TEST_CASE("a failing hook does not abort a group of one", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     const auto fails = [](GradBucket&) -> c10::intrusive_ptr<c10::ivalue::Future> {
       TORCH_CHECK(false, "boom");
     };
-    const auto error = testing::error_of([&] { averaged_gradient(self, fails, false); });
+    const auto error = error_of([&] { averaged_gradient(self, fails, false); });
     TORCH_CHECK(error.find("boom") != std::string::npos, error);
     barrier(self.group);
   });

@@ -14,9 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
+using namespace testing;
 
 enum class Shape { Vector, Matrix, Transposed, ChannelsLast, Empty };
 

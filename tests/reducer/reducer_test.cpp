@@ -14,11 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
-using testing::run_ranks;
+using namespace testing;
 
 at::Tensor flat_gradients(const std::vector<NamedParameter>& parameters) {
   std::vector<at::Tensor> flat;

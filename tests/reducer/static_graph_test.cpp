@@ -9,10 +9,7 @@
 namespace ddp {
 namespace {
 
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
-using testing::run_ranks;
+using namespace testing;
 
 // f(x) = x * w, whose backward recomputes it and runs a backward pass of its own, as reentrant
 // checkpointing does.
@@ -143,7 +140,7 @@ TEST_CASE("static_graph averages sparse gradients", "[ranks][static_graph]") {
 
 TEST_CASE("a changed static graph is an error on every rank", "[ranks][errors][static_graph]") {
   const bool more = GENERATE(false, true);
-  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     const auto w = parameter(), v = parameter();
     Reducer reducer({{"w", w}, {"v", v}}, self.group, ReducerOptions().static_graph(true));
     const auto loss = [&](bool both) { return both ? w.sum() + v.sum() : w.sum(); };
@@ -168,7 +165,7 @@ TEST_CASE("a changed static graph is an error on every rank", "[ranks][errors][s
 }
 
 TEST_CASE("a parameter ready twice is an error on every rank", "[ranks][errors][reducer]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     const auto w = parameter(), v = parameter();
     Reducer reducer({{"layer.w", w}, {"v", v}}, self.group);
     reduced_backward(reducer, [&] {

@@ -16,8 +16,7 @@ namespace {
 
 using ddp::DistributedSampler;
 using ddp::DistributedSamplerOptions;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
+using namespace ddp::testing;
 
 // Images of one number each, and labels: an item of a class that LibTorch does not know.
 using Item = std::pair<std::vector<float>, std::string>;

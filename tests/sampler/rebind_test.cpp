@@ -19,9 +19,7 @@ using ddp::DistributedEvalSampler;
 using ddp::DistributedEvalSamplerOptions;
 using ddp::DistributedSampler;
 using ddp::DistributedSamplerOptions;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 DistributedSamplerOptions one_of(int64_t rank, int64_t ranks) {
   return DistributedSamplerOptions().num_replicas(ranks).rank(rank).seed(3);

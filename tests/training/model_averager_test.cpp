@@ -50,7 +50,7 @@ TEST_CASE(
     "local SGD averages gradients early, parameters late, and ends with equal ranks",
     "[local_sgd][ranks]") {
   const auto weights = run_ranks<std::vector<torch::Tensor>>(2, [](const Rank& self) {
-    auto net = ddp::testing::make_linear(2);
+    auto net = make_linear(2);
     ddp::DistributedDataParallel model(
         net, ddp::DistributedDataParallelOptions().process_group(self.group));
     ddp::PostLocalSGDOptimizer optimizer(

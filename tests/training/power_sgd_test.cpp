@@ -56,7 +56,7 @@ struct PowerRun {
     }
   }
 
-  torch::Tensor values() const { return ddp::testing::flattened(net->parameters()); }
+  torch::Tensor values() const { return flattened(net->parameters()); }
 
   static torch::nn::Sequential filled(torch::nn::Sequential net) {
     set_waves(*net, {0.7, 0, 1, 0.5});

@@ -19,8 +19,7 @@
 namespace {
 
 using namespace ddp;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -55,7 +54,7 @@ struct End {
 
 Net make_net() {
   Net net(torch::nn::Linear(8, 6), torch::nn::Tanh(), torch::nn::Linear(6, 6));
-  testing::set_waves(*net, {0.7, 0, 1, 0.5});
+  set_waves(*net, {0.7, 0, 1, 0.5});
   return net;
 }
 
@@ -92,7 +91,7 @@ End train(
     end.steps += scaler.step(*optimizer) ? '+' : '-';
     scaler.update(new_scale);
   }
-  end.values = testing::flattened(net->parameters());
+  end.values = flattened(net->parameters());
   end.scale = scaler.get_scale();
   return end;
 }
@@ -216,7 +215,7 @@ TEST_CASE("ranks that skip alone average in the same steps", "[skipped_step][loc
       scaler.update();
       averager.average_parameters(net->parameters());
     }
-    end.values = testing::flattened(net->parameters());
+    end.values = flattened(net->parameters());
     end.scale = scaler.get_scale();
     return end;
   });

@@ -15,12 +15,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::over;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
-using ddp::testing::timed_error_of;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 

@@ -15,11 +15,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::over;
-using ddp::testing::Rank;
-using ddp::testing::timed_error_of;
+using namespace ddp::testing;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
@@ -326,8 +322,7 @@ TEST_CASE("a rank that cannot start a collective fails the others at once", "[sh
   };
   std::vector<double> waited(3);
   const auto errors = errors_of_ranks(3, [&, hosts = hosts](const Rank& self) {
-    const auto shared =
-        ddp::testing::share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
+    const auto shared = share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
     TORCH_CHECK(shared.backend, shared.why_not);
     at::Tensor all_memory;
     if (self.rank == 1) all_memory = shared.backend->allocateTensor(kArena, at::dtype(at::kByte));

@@ -22,12 +22,7 @@ namespace ddp::shm_groups_test {
 namespace {
 
 using c10d::ReduceOp;
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::over;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
+using namespace testing;
 using namespace std::chrono_literals;
 
 backends::shm::FallbackBackend& backend_of(const ProcessGroup& group) {
@@ -204,11 +199,11 @@ TEST_CASE("groups outlive the group that they were made of", "[shm][ranks]") {
 }
 
 TEST_CASE("a rank that leaves a group fails its members at once", "[shm][ranks][errors]") {
-  const auto results = run_ranks<testing::TimedError>(
+  const auto results = run_ranks<TimedError>(
       3,
       [](const Rank& self) {
         auto pair = new_group({0, 2}, self.group);
-        testing::TimedError seen;
+        TimedError seen;
         if (pair) use(pair, self.rank, {0, 2});
         if (self.rank == 2) pair.reset();
         if (self.rank == 0) {
@@ -263,10 +258,10 @@ TEST_CASE("groups over several hosts share the memory of each host", "[shm][host
       {{{0, 1, 2, 3}, "several"}, {{1, 2, 3}, "several"}, {{2, 3}, "one"}, {{0, 2}, "apart"}}));
   CAPTURE(ranks, name);
   const auto errors = errors_of_ranks(4, [&, ranks = ranks, name = name](const Rank& self) {
-    const auto parent = testing::share_on_hosts(self.store, self.rank, "aabb", 20s, 20s);
+    const auto parent = share_on_hosts(self.store, self.rank, "aabb", 20s, 20s);
     TORCH_CHECK(parent.backend, parent.why_not);
     if (std::count(ranks.begin(), ranks.end(), self.rank) == 0) return;
-    const auto child = testing::share_within(self.store, self.rank, ranks, parent.backend, 20s);
+    const auto child = share_within(self.store, self.rank, ranks, parent.backend, 20s);
     if (name == "apart") {
       TORCH_CHECK(child.why_not.find("no two ranks are on one host") == 0, child.why_not);
       return;

@@ -15,11 +15,7 @@
 namespace ddp::shm_messages_test {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::over;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
+using namespace testing;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
@@ -122,7 +118,7 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
           const auto sent = start_send(self, in_place, 1, 1);
           start_send(self, at::full({kLong}, 7.0), 1, 1);  // which is not the first with this tag
           backend->shutdown();
-          own[1] = testing::error_of([&] { sent->wait(); });
+          own[1] = error_of([&] { sent->wait(); });
           in_place.fill_(-1);
           self.store->set("rank 0 has left", std::vector<uint8_t>{1});
           self.wait_until_others_end();
@@ -130,7 +126,7 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
         }
         self.store->wait({"rank 0 has left"});
         auto tensor = at::zeros({kShort});
-        own[0] = testing::error_of([&] { start_recv(self, tensor, 0, 0)->wait(); });
+        own[0] = error_of([&] { start_recv(self, tensor, 0, 0)->wait(); });
         TORCH_CHECK(tensor.eq(5).all().item<bool>(), "another value");
         auto late = at::zeros({kLong});
         const auto failed = timed_error_of([&] { start_recv(self, late, 0, 1)->wait(); });
@@ -224,7 +220,7 @@ TEST_CASE("threads of a rank send and receive at once", "[shm]") {
         std::vector<std::string> own(kThreads);
         for (int tag = 0; tag < kThreads; ++tag) {
           threads.emplace_back([&, tag] {
-            own[tag] = testing::error_of([&] {
+            own[tag] = error_of([&] {
               for (int i = 0; i < kMessages; ++i) {
                 const int64_t numel = i % 7 == 0 ? kLong / 4 : kShort;
                 auto received = at::zeros({numel}, at::kInt);

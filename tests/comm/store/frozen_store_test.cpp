@@ -6,9 +6,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::Ended;
-using ddp::testing::numbers_after;
-using ddp::testing::World;
+using namespace ddp::testing;
 
 namespace {
 

@@ -14,9 +14,7 @@
 #include "support/catch.h"
 
 using ddp::ProcessGroupOptions;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {

@@ -17,13 +17,7 @@
 namespace ddp::join_models {
 namespace {
 
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr double kLearningRate = 0.1;
 

@@ -12,9 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
+using namespace testing;
 
 constexpr double kLearningRate = 0.1;
 
@@ -107,14 +105,13 @@ Outcome train(const Schedule& s, const Rank& self) {
         continue;
       }
       pass();
-      for (const auto& gradient : testing::gradients_of(*net))
-        outcome.gradients.push_back(gradient);
+      for (const auto& gradient : gradients_of(*net)) outcome.gradients.push_back(gradient);
       optimizer.step();
       optimizer.zero_grad();
     }
   };
   model->join(body, JoinOptions().divide_by_initial_world_size(s.initial_divisor));
-  outcome.state = testing::state_of(*net);
+  outcome.state = state_of(*net);
   return outcome;
 }
 
@@ -222,8 +219,7 @@ TEST_CASE("random schedules of uneven inputs train as one process", "[ranks][joi
   for (const auto& result : results) {
     CAPTURE(world);
     CHECK(result.differences == std::vector<std::string>());
-    CHECK(
-        testing::all_equal(result.states, results[0].states));  // else ranks end with other models
+    CHECK(all_equal(result.states, results[0].states));  // else ranks end with other models
   }
 }
 

@@ -12,16 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::step;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 // Counts iterations over all ranks with an all-reduce in each.
 class Counter : public Joinable {
@@ -367,10 +358,10 @@ TEST_CASE("two models can be in one join", "[ranks][join][many]") {
 }
 
 TEST_CASE("a join costs one small all-reduce a backward pass", "[ranks][join]") {
-  testing::Events events;
+  Events events;
   DistributedDataParallel model(
       make_linear(), DistributedDataParallelOptions()
-                         .process_group(testing::recording_group(0, 2, events))
+                         .process_group(recording_group(0, 2, events))
                          .init_sync(false));
   const auto sent = [&](const std::function<void()>& body) {
     events.clear();

@@ -11,8 +11,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::Rank;
+using namespace testing;
 
 // A module made of whatever the test registers.
 class BagImpl : public torch::nn::Module {
@@ -49,7 +48,7 @@ class Memory : public testing::Relay {
 
 ProcessGroup with_memory(const ProcessGroup& group, bool has_memory) {
   const auto transport = group->getBackend(c10::DeviceType::CPU);
-  return testing::group_over(c10::make_intrusive<Memory>(transport, has_memory));
+  return group_over(c10::make_intrusive<Memory>(transport, has_memory));
 }
 
 const std::string kSubject =
@@ -72,7 +71,7 @@ TEST_CASE("buffers of any dtype are broadcast from rank 0", "[ranks][ddp]") {
       at::kShort, at::kBool, at::kUInt16, at::kUInt32, at::kFloat8_e5m2, at::kComplexFloat,
       at::kLong);
   CAPTURE(dtype);
-  const auto results = testing::run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
     const auto own = [&](int number) {
       return at::tensor({self.rank + number, 1, self.rank}).to(dtype);
     };
@@ -250,7 +249,7 @@ TEST_CASE("all ranks throw the error of one rank", "[ranks][errors][ddp]") {
 }
 
 TEST_CASE("the others time out when a rank wraps nothing", "[ranks][errors][ddp]") {
-  const testing::RanksOptions options{std::chrono::seconds(4)};
+  const RanksOptions options{std::chrono::seconds(4)};
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {

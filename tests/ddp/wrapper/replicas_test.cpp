@@ -16,11 +16,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Two layers with a BatchNorm between them.
 struct LayeredImpl : torch::nn::Module {

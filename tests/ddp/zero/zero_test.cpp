@@ -23,13 +23,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_equal;
-using testing::copies_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using Net = torch::nn::Sequential;
 using Model = DistributedDataParallel<Net>;
@@ -41,7 +35,7 @@ Net make_net() {
   Net net(
       torch::nn::Linear(7, 15), torch::nn::ReLU(), torch::nn::Linear(15, 13), torch::nn::ReLU(),
       torch::nn::Linear(13, 3));
-  testing::draw_normal(*net, 0.3);
+  draw_normal(*net, 0.3);
   return net;
 }
 
@@ -260,7 +254,7 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
     return run_ranks<Tensors>(2, [&](const Rank& self) {
       torch::manual_seed(3);
       Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
-      testing::draw_normal(*net, 0.3);
+      draw_normal(*net, 0.3);
       auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
       weight.set_data(weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
       Model model(net, in(self));
@@ -592,7 +586,7 @@ TEST_CASE(
         zero.defaults().set_lr(-1);
         zero.consolidated(0);
       },
-      testing::kLongTimeout);
+      kLongTimeout);
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("Invalid learning rate: -1"));
 }
 
