@@ -397,14 +397,11 @@ TEST_CASE(
 TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks][once]") {
   RanksOptions options;
   options.backend = "";
-  const auto results = run_ranks<int>(
-      2,
-      [](const Rank& self) {
-        auto tensor = at::full({1}, self.rank + 1);
-        ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
-        return tensor.item<int>();
-      },
-      options);
+  const auto results = run_ranks<int>(2, options, [](const Rank& self) {
+    auto tensor = at::full({1}, self.rank + 1);
+    ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+    return tensor.item<int>();
+  });
   CHECK(results == std::vector<int>{3, 3});
 }
 

@@ -207,23 +207,20 @@ TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors
 TEST_CASE(
     "a hook's wrong result on one rank is an error on all", "[ranks][errors][comm_hooks][many]") {
   const auto begin = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        int calls = 0;
-        averaged_gradient(
-            self,
-            [&](GradBucket& bucket) {
-              const auto whole = hooks::all_reduce(self.group)(bucket);
-              if (self.rank != 0 || ++calls < 2) return whole;
-              whole->wait();  // so that the pass of the other ranks has no error
-              auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-              future->markCompleted(bucket.buffer().slice(0, 0, 1));
-              return future;
-            },
-            false);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(3, kLongTimeout, [](const Rank& self) {
+    int calls = 0;
+    averaged_gradient(
+        self,
+        [&](GradBucket& bucket) {
+          const auto whole = hooks::all_reduce(self.group)(bucket);
+          if (self.rank != 0 || ++calls < 2) return whole;
+          whole->wait();  // so that the pass of the other ranks has no error
+          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+          future->markCompleted(bucket.buffer().slice(0, 0, 1));
+          return future;
+        },
+        false);
+  });
   CHECK_THAT(
       errors[0],
       ContainsText(

@@ -338,8 +338,7 @@ TEST_CASE("gradients of random models equal c10d's and averages by hand", "[rank
     int compared_with_c10d = 0;
   };
   const auto outcomes = run_ranks<Outcome>(
-      size,
-      [&](const Rank& self) {
+      size, {std::chrono::seconds(30), std::chrono::seconds(200)}, [&](const Rank& self) {
         Outcome outcome;
         for (const int chosen : seeds(20)) {
           const int seed = size + 4 * chosen;
@@ -361,8 +360,7 @@ TEST_CASE("gradients of random models equal c10d's and averages by hand", "[rank
           ++outcome.compared_with_c10d;
         }
         return outcome;
-      },
-      {std::chrono::seconds(30), std::chrono::seconds(200)});
+      });
   for (const auto& outcome : outcomes) {
     CAPTURE(size);
     CHECK(outcome.differences == std::vector<std::string>());

@@ -54,30 +54,27 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
 
 TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
   const auto options = testing::over("shm");
-  const auto gradients = run_ranks<std::vector<at::Tensor>>(
-      3,
-      [](const Rank& self) {
-        std::vector<at::Tensor> by_cap;
-        for (const double cap_mb : {1e-6, 2e-3, 25.0}) {
-          const std::vector<NamedParameter> parameters{
-              {"a", parameter({500})}, {"b", parameter({700})}, {"c", parameter({31, 17})}};
-          Reducer reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(cap_mb));
-          for (int step = 0; step < 3; ++step) {
-            for (const auto& p : parameters) p.tensor.mutable_grad().reset();
-            reduced_backward(reducer, [&] {
-              at::Tensor sum = torch::zeros({});
-              auto seed = at::make_generator<at::CPUGeneratorImpl>(self.rank);
-              for (const auto& p : parameters) {
-                sum = sum + (p.tensor * at::randn(p.tensor.sizes(), seed, at::kFloat)).sum();
-              }
-              return sum;
-            });
+  const auto gradients = run_ranks<std::vector<at::Tensor>>(3, options, [](const Rank& self) {
+    std::vector<at::Tensor> by_cap;
+    for (const double cap_mb : {1e-6, 2e-3, 25.0}) {
+      const std::vector<NamedParameter> parameters{
+          {"a", parameter({500})}, {"b", parameter({700})}, {"c", parameter({31, 17})}};
+      Reducer reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(cap_mb));
+      for (int step = 0; step < 3; ++step) {
+        for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+        reduced_backward(reducer, [&] {
+          at::Tensor sum = torch::zeros({});
+          auto seed = at::make_generator<at::CPUGeneratorImpl>(self.rank);
+          for (const auto& p : parameters) {
+            sum = sum + (p.tensor * at::randn(p.tensor.sizes(), seed, at::kFloat)).sum();
           }
-          by_cap.push_back(flat_gradients(parameters));
-        }
-        return by_cap;
-      },
-      options);
+          return sum;
+        });
+      }
+      by_cap.push_back(flat_gradients(parameters));
+    }
+    return by_cap;
+  });
   for (const auto& by_cap : gradients) {
     for (const auto& gradient : by_cap) CHECK(torch::equal(gradient, gradients[0][0]));
   }

@@ -26,19 +26,16 @@ const RanksOptions kShortTimeout{std::chrono::seconds(8)};
 /// nothing more.
 std::string error_after_peer_threw(const std::function<std::string(Trainer&)>& rank_0) {
   std::string text;
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Trainer trainer(self);
-        trainer.begin();
-        if (self.rank == 0) {
-          text = rank_0(trainer);
-        } else {
-          trainer.fail_forward();
-          self.wait_until_others_end();
-        }
-      },
-      kShortTimeout);
+  const auto errors = errors_of_ranks(2, kShortTimeout, [&](const Rank& self) {
+    Trainer trainer(self);
+    trainer.begin();
+    if (self.rank == 0) {
+      text = rank_0(trainer);
+    } else {
+      trainer.fail_forward();
+      self.wait_until_others_end();
+    }
+  });
   CHECK(errors == std::vector<std::string>(2));
   return text;
 }

@@ -75,7 +75,7 @@ TEST_CASE("communication in the call that launches counts as exposed", "[ranks][
 
 TEST_CASE("buckets hold memory for the gradients that are packed", "[ranks][stats]") {
   const auto stats = run_ranks<ReductionStats>(
-      2, [](const Rank& self) { return train(self, 2, /*every=*/1); }, testing::over("gloo"));
+      2, testing::over("gloo"), [](const Rank& self) { return train(self, 2, /*every=*/1); });
   CHECK(stats[0].bucket_bytes >= 2 * 64 * 65 * 4);
 }
 

@@ -22,7 +22,7 @@ at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at:
 /// The result of `body` on each rank, copied to the CPU.
 std::vector<at::Tensor> results(int size, const std::function<at::Tensor(const Rank&)>& body) {
   return run_ranks<at::Tensor>(
-      size, [&](const Rank& self) { return body(self).cpu(); }, testing::over("gloo"));
+      size, testing::over("gloo"), [&](const Rank& self) { return body(self).cpu(); });
 }
 
 }  // namespace

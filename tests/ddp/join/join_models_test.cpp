@@ -361,9 +361,8 @@ TEST_CASE(
     drawn.push_back(draw_program(seed * 3 + world, world));
     expected.push_back(SingleProcess(drawn.back()).replay());
   }
-  const auto results = run_ranks<std::vector<std::string>>(
-      world,
-      [&](const Rank& self) {
+  const auto results =
+      run_ranks<std::vector<std::string>>(world, kLongTimeout, [&](const Rank& self) {
         std::vector<std::string> differences;
         for (size_t i = 0; i < drawn.size(); ++i) {
           const auto text = difference(train(drawn[i], self), expected[i]);
@@ -372,8 +371,7 @@ TEST_CASE(
           }
         }
         return differences;
-      },
-      kLongTimeout);
+      });
   for (const auto& differences : results) {
     CAPTURE(world);
     CHECK(differences == std::vector<std::string>());

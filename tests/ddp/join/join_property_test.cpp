@@ -201,8 +201,7 @@ TEST_CASE("random schedules of uneven inputs train as one process", "[ranks][joi
     std::vector<at::Tensor> states;
   };
   const auto results = run_ranks<Result>(
-      world,
-      [&](const Rank& self) {
+      world, {std::chrono::seconds(30), std::chrono::seconds(250)}, [&](const Rank& self) {
         Result result;
         for (const int seed : seeds(30)) {
           const auto schedule = draw(seed * 3 + world, world);
@@ -214,8 +213,7 @@ TEST_CASE("random schedules of uneven inputs train as one process", "[ranks][joi
           for (const auto& t : outcome.state) result.states.push_back(t);
         }
         return result;
-      },
-      {std::chrono::seconds(30), std::chrono::seconds(250)});
+      });
   for (const auto& result : results) {
     CAPTURE(world);
     CHECK(result.differences == std::vector<std::string>());

@@ -117,20 +117,17 @@ TEST_CASE(
 
 TEST_CASE(
     "after an error a further backward pass throws, and is not local", "[ranks][errors][ddp]") {
-  const auto seen = run_ranks<std::vector<std::string>>(
-      2,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        step(model);
-        net->throw_in_backward = true;
-        const auto heads = model->forward(torch::ones({1, 2}));
-        const auto loss = heads[0] + heads[1];
-        const auto first = error_of([&] { loss.backward({}, /*retain_graph=*/true); });
-        const auto second = error_of([&] { heads[1].backward(); });
-        return std::vector<std::string>{first, second};
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<std::vector<std::string>>(2, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    net->throw_in_backward = true;
+    const auto heads = model->forward(torch::ones({1, 2}));
+    const auto loss = heads[0] + heads[1];
+    const auto first = error_of([&] { loss.backward({}, /*retain_graph=*/true); });
+    const auto second = error_of([&] { heads[1].backward(); });
+    return std::vector<std::string>{first, second};
+  });
   for (const auto& errors : seen) {
     CHECK_THAT(errors[0], ContainsText("boom"));
     CHECK_THAT(errors[1], ContainsText("backward threw on rank") && ContainsText("aborted"));
@@ -163,27 +160,24 @@ TEST_CASE("ranks whose forwards all threw may be far apart in time", "[ranks][er
 TEST_CASE(
     "forwards that threw on all ranks fail no pass after an uneven join", "[ranks][errors][ddp]") {
   const bool alone = GENERATE(false, true);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        model->join([&] {
-          for (int i = 0; i < 5 - 2 * self.rank; ++i) step(model);
-        });
-        if (!alone || self.rank == 0) {
-          TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
-        }
-        if (alone && self.rank == 0) return self.wait_until_others_end();
-        const auto seen = timed_error_of([&] {
-          step(model);
-          if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-          step(model);
-        });
-        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
-        TORCH_CHECK(seen.error.empty(), seen.error);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    model->join([&] {
+      for (int i = 0; i < 5 - 2 * self.rank; ++i) step(model);
+    });
+    if (!alone || self.rank == 0) {
+      TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+    }
+    if (alone && self.rank == 0) return self.wait_until_others_end();
+    const auto seen = timed_error_of([&] {
+      step(model);
+      if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      step(model);
+    });
+    TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
+    TORCH_CHECK(seen.error.empty(), seen.error);
+  });
   CHECK(errors[0].empty());
   if (alone) {
     CHECK_THAT(errors[1], ContainsText("forward threw on rank 0 of 2"));
@@ -195,24 +189,21 @@ TEST_CASE(
 TEST_CASE(
     "a rank that continues throws the reason of one that left a failed join",
     "[ranks][errors][ddp]") {
-  const auto seen = run_ranks<TimedError>(
-      2,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        const auto seen = timed_error_of([&] {
-          model->join([&] {
-            step(model);
-            TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
-            if (self.rank == 1) throw std::runtime_error("no such file");
-            step(model);
-          });
-        });
-        // The rank that left keeps its model, without using it.
-        if (self.rank == 1) self.wait_until_others_end();
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(2, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    const auto seen = timed_error_of([&] {
+      model->join([&] {
+        step(model);
+        TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+        if (self.rank == 1) throw std::runtime_error("no such file");
+        step(model);
+      });
+    });
+    // The rank that left keeps its model, without using it.
+    if (self.rank == 1) self.wait_until_others_end();
+    return seen;
+  });
   CHECK(seen[1].error == "no such file");
   CHECK_THAT(
       seen[0].error,
@@ -267,18 +258,15 @@ TEST_CASE("any number of left-out backward passes is an error", "[ranks][errors]
 }
 
 TEST_CASE("the error names a rank that ends its training early", "[ranks][errors][ddp][many]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        for (int i = 0; i < 2; ++i) step(model);
-        if (self.rank == 1) return;
-        const auto seen = timed_error_of([&] { step(model); });
-        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
-        TORCH_CHECK(false, seen.error);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(3, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    for (int i = 0; i < 2; ++i) step(model);
+    if (self.rank == 1) return;
+    const auto seen = timed_error_of([&] { step(model); });
+    TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
+    TORCH_CHECK(false, seen.error);
+  });
   CHECK(errors[1].empty());
   CHECK_THAT(
       errors[0], ContainsText("1") && ContainsText("ended, or left the process group") &&

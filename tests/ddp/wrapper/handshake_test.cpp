@@ -250,19 +250,15 @@ TEST_CASE("all ranks throw the error of one rank", "[ranks][errors][ddp]") {
 
 TEST_CASE("the others time out when a rank wraps nothing", "[ranks][errors][ddp]") {
   const RanksOptions options{std::chrono::seconds(4)};
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        if (self.rank == 1) {
-          self.wait_until_others_end();
-          return;
-        }
-        Bag bag;
-        bag->register_parameter("w", torch::ones({1}));
-        DistributedDataParallel<Bag>(
-            bag, DistributedDataParallelOptions().process_group(self.group));
-      },
-      options);
+  const auto errors = errors_of_ranks(2, options, [](const Rank& self) {
+    if (self.rank == 1) {
+      self.wait_until_others_end();
+      return;
+    }
+    Bag bag;
+    bag->register_parameter("w", torch::ones({1}));
+    DistributedDataParallel<Bag>(bag, DistributedDataParallelOptions().process_group(self.group));
+  });
   CHECK_THAT(
       errors[0],
       ContainsText("DistributedDataParallel: comparing the ranks' models (every rank has to "

@@ -411,20 +411,17 @@ TEST_CASE("sync_in_backward refuses outputs that no averaged pass can use", "[ra
 }
 
 TEST_CASE("a rank whose sync_in_backward throws ends the others", "[ranks][errors][ddp][sync]") {
-  const auto seen = run_ranks<TimedError>(
-      2,
-      [](const Rank& self) -> TimedError {
-        DistributedDataParallel model(make_linear(), in(self));
-        const auto guard = model->no_sync();
-        const auto y = model->forward(torch::ones({1, 1}));
-        const auto seen = timed_error_of([&] {
-          model->sync_in_backward(self.rank == 1 ? y.detach() : y);
-          y.sum().backward();
-        });
-        self.wait_until_others_end();
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(2, kLongTimeout, [](const Rank& self) -> TimedError {
+    DistributedDataParallel model(make_linear(), in(self));
+    const auto guard = model->no_sync();
+    const auto y = model->forward(torch::ones({1, 1}));
+    const auto seen = timed_error_of([&] {
+      model->sync_in_backward(self.rank == 1 ? y.detach() : y);
+      y.sum().backward();
+    });
+    self.wait_until_others_end();
+    return seen;
+  });
   CHECK_THAT(seen[1].error, ContainsText("sync_in_backward: expected an output that has a graph"));
   CHECK_THAT(
       seen[0].error, ContainsText("sync_in_backward threw on rank 1 of 2: sync_in_backward: "));

@@ -577,16 +577,13 @@ TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][err
 
 TEST_CASE(
     "every rank throws when one rank fails to build the gathered state", "[zero][errors][ranks]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        Model model(make_net(), in(self));
-        ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
-        // Rank 0 alone makes the optimizer without sharding, which throws for this learning rate.
-        zero.defaults().set_lr(-1);
-        zero.consolidated(0);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    Model model(make_net(), in(self));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
+    // Rank 0 alone makes the optimizer without sharding, which throws for this learning rate.
+    zero.defaults().set_lr(-1);
+    zero.consolidated(0);
+  });
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("Invalid learning rate: -1"));
 }
 

@@ -44,7 +44,7 @@ struct OneLayoutImpl : torch::nn::Module, ddp::ShardedModule {
 };
 // The errors of the ranks, which all have to be the same.
 std::string common_error(int size, const std::function<void(const Rank&)>& body) {
-  const auto errors = errors_of_ranks(size, body, kLongTimeout);
+  const auto errors = errors_of_ranks(size, kLongTimeout, body);
   for (const auto& error : errors) CHECK(error == errors[0]);
   return errors[0];
 }
@@ -104,14 +104,11 @@ TEST_CASE("ranks with other shapes, ranks or boxes fail", "[parallel][full_state
 }
 
 TEST_CASE("a rank that gathers alone is told so", "[parallel][full_state][ranks][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        if (self.rank == 0) ddp::full_state_dict(PlainModelImpl(), 0, self.group);
-        auto tensor = torch::ones({3});
-        for (int i = 0; i < 3; ++i) ddp::all_reduce(tensor, self.group);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    if (self.rank == 0) ddp::full_state_dict(PlainModelImpl(), 0, self.group);
+    auto tensor = torch::ones({3});
+    for (int i = 0; i < 3; ++i) ddp::all_reduce(tensor, self.group);
+  });
   for (const auto& error : errors) {
     CHECK_FALSE(error.empty());
     CHECK_THAT(error, ContainsText("full_state_dict"));

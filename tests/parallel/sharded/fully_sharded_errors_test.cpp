@@ -202,52 +202,43 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
 }
 
 TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        if (self.rank == 1) throw std::runtime_error("boom");
-        run.loss(1).backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    run.loss(0).backward();
+    if (self.rank == 1) throw std::runtime_error("boom");
+    run.loss(1).backward();
+  });
   CHECK_THAT(errors[0], ContainsText("rank 1"));
   CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was "));
   CHECK_THAT(errors[0], !ContainsText("equal_batches"));  // the ranks did the same
 }
 
 TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
-          const torch::NoGradGuard no_grad;
-          run.loss(batch);
-        }
-        run.loss(1).backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    run.loss(0).backward();
+    for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
+      const torch::NoGradGuard no_grad;
+      run.loss(batch);
+    }
+    run.loss(1).backward();
+  });
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("ddp::equal_batches()"));
   CHECK_THAT(errors[0], ContainsText("was beginning training on rank 0 of 2"));
   CHECK_THAT(errors[1], ContainsText("was gathering the root on rank 1 of 2"));
 }
 
 TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        const auto net = std::make_shared<Units>(over(self));
-        net->order = {static_cast<size_t>(self.rank)};
-        FullyShardedDataParallel model(net, over(self));
-        model->forward(torch::ones({1, 4})).sum().backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    const auto net = std::make_shared<Units>(over(self));
+    net->order = {static_cast<size_t>(self.rank)};
+    FullyShardedDataParallel model(net, over(self));
+    model->forward(torch::ones({1, 4})).sum().backward();
+  });
   CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and two on rank 1 in forward 1")));
 }
 
@@ -256,17 +247,15 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
   const auto [at_step, left_out] =
       GENERATE(std::pair(3, size_t{1}), std::pair(0, size_t{2}), std::pair(3, size_t{2}));
   CAPTURE(at_step, left_out);
-  const auto errors = errors_of_ranks(
-      2,
-      [at_step = at_step, left_out = left_out](const Rank& self) {
+  const auto errors =
+      errors_of_ranks(2, kLongTimeout, [at_step = at_step, left_out = left_out](const Rank& self) {
         const auto net = std::make_shared<Units>(over(self));
         FullyShardedDataParallel model(net, over(self));
         for (int step = 0; step < 5; ++step) {
           if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
           model->forward(torch::ones({1, 4})).sum().backward();
         }
-      },
-      kLongTimeout);
+      });
   if (at_step == 0) {
     CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was gathering three on rank 0"));
     CHECK_THAT(errors[1], ContainsText("FullyShardedDataParallel was comparing the units"));
@@ -290,21 +279,18 @@ namespace {
 /// \param root  whether one unit has the others.
 std::vector<std::string> errors_of_orders(
     const std::vector<Order>& orders, at::ScalarType reduce_dtype, bool root) {
-  return errors_of_ranks(
-      static_cast<int>(orders.size()),
-      [=](const Rank& self) {
-        auto options = over(self);
-        options.mp_policy(ddp::MixedPrecisionPolicy().reduce_dtype(reduce_dtype));
-        const auto net = std::make_shared<Units>(options);
-        std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
-        if (root) model.emplace(net, options);
-        for (int step = 0; step < 4; ++step) {
-          if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
-          const auto x = torch::ones({1, 4});
-          (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
-        }
-      },
-      kLongTimeout);
+  return errors_of_ranks(static_cast<int>(orders.size()), kLongTimeout, [=](const Rank& self) {
+    auto options = over(self);
+    options.mp_policy(ddp::MixedPrecisionPolicy().reduce_dtype(reduce_dtype));
+    const auto net = std::make_shared<Units>(options);
+    std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
+    if (root) model.emplace(net, options);
+    for (int step = 0; step < 4; ++step) {
+      if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
+      const auto x = torch::ones({1, 4});
+      (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
+    }
+  });
 }
 
 }  // namespace
