@@ -297,8 +297,7 @@ TEST_CASE("another optimizer and other parts are refused", "[checkpoint][ranks][
         return std::make_shared<torch::optim::AdamW>(run.net->parameters());
       }),
       "optimizer.pt (AdamW), group 0: expected \"decoupled_weight_decay\" to be true, as "
-      "LibTorch's "
-      "optimizer does it, got False");
+      "LibTorch's optimizer does it, got False");
   check_refused(
       with([](TrainingRun& run) -> std::shared_ptr<torch::optim::Optimizer> {
         return std::make_shared<torch::optim::SGD>(run.net->parameters(), 0.1);

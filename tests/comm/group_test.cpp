@@ -279,13 +279,12 @@ TEST_CASE("bad ranks for a new group are errors", "[comm][errors][once]") {
       ContainsText("new_group: expected at least one rank, got none on rank 0 of 1. List"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 1}),
-      ContainsText("expected ranks of the parent group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
-                   "Leave out"));
+      ContainsText(
+          "expected ranks of the parent group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. Leave out"));
   CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 0}),
-      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of "
-                   "1. List it once"));
+      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of 1. List it once"));
 }
 
 TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks][errors]") {
@@ -330,8 +329,8 @@ TEST_CASE(
   CHECK(std::chrono::steady_clock::now() - start < 7500ms);  // not two timeouts
   CHECK_THAT(
       errors,
-      Each(ContainsText("init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, "
-                        "2 did not come")));
+      Each(ContainsText(
+          "init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, 2 did not come")));
 }
 
 TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors][once]") {

@@ -276,10 +276,9 @@ TEST_CASE("an iterator of a pass that is over throws an error", "[errors][prefet
   CHECK((*old)[0] == 0);
   auto current = loader->begin();
   CHECK_THROWS_WITH(
-      ++old,
-      ContainsText("PrefetchLoader: expected an iterator of the pass that is on, got one of a pass "
-                   "that a later begin(), or the end of the loader, has ended. Use what the last "
-                   "begin() returned."));
+      ++old, ContainsText("PrefetchLoader: expected an iterator of the pass that is on, got one of "
+                          "a pass that a later begin(), or the end of the loader, has ended. Use "
+                          "what the last begin() returned."));
   CHECK((*current)[0] == 0);
   ++current;
   CHECK((*current)[0] == 1);

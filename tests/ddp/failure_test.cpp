@@ -177,12 +177,10 @@ TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][
     CHECK(
         rank.first.error ==
         "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, "
-        "1 "
-        "of 3. " +
+        "1 of 3. " +
             remedy +
             "\nReducer: 2 training forward passes came since the last reduced backward pass on "
-            "rank "
-            "2 of 3. " +
+            "rank 2 of 3. " +
             remedy);
     CHECK(rank.next.empty());
   }
@@ -214,8 +212,9 @@ TEST_CASE("a destroyed group starts no more collectives", "[ranks][errors][failu
     for (size_t i = 0; i < rank.size(); ++i) {
       CAPTURE(i);
       CHECK_THAT(
-          rank[i], ContainsText("process group: expected one that is in use, got one that was "
-                                "destroyed on rank "));
+          rank[i],
+          ContainsText(
+              "process group: expected one that is in use, got one that was destroyed on rank "));
     }
     CHECK_THAT(rank[4], ContainsText("bucket"));
   }
@@ -375,10 +374,10 @@ TEST_CASE(
   });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0], Catch::Matchers::StartsWith(
-                     "rank 0 began a training forward pass that rank 1 did not. Every rank has "
-                     "to train on as many batches, or in join(): ") &&
-                     ContainsText("expected every rank to call the same collective"));
+      errors[0],
+      Catch::Matchers::StartsWith("rank 0 began a training forward pass that rank 1 did not. Every "
+                                  "rank has to train on as many batches, or in join(): ") &&
+          ContainsText("expected every rank to call the same collective"));
 }
 
 TEST_CASE("an uncaught error prints a few lines without a stack", "[ranks][errors]") {

@@ -178,10 +178,9 @@ TEST_CASE("stages of different width", "[errors]") {
       {16, 128, 512});
   CHECK_THAT(
       ended.errors,
-      Each(ContainsText(
-          "F2 of stage 1 failed on rank 1 of 2: PipelineStage: expected from stage 0 "
-          "[4, 128, 512] Float for micro-batch 2, got [4, 128, 256] Float on rank 1 of "
-          "2. Stages have to be cut at the same width. Forward threw: mat1")));
+      Each(ContainsText("F2 of stage 1 failed on rank 1 of 2: PipelineStage: expected from stage 0 "
+                        "[4, 128, 512] Float for micro-batch 2, got [4, 128, 256] Float on rank 1 "
+                        "of 2. Stages have to be cut at the same width. Forward threw: mat1")));
   CHECK(ended.seconds < kAtMost);
 }
 
@@ -366,8 +365,8 @@ TEST_CASE("ranks that call step() and eval() in another order", "[errors]") {
   });
   CHECK_THAT(
       errors,
-      Each(ContainsText("PipelineStage: expected a message of F0 of stage 0 in call 1, step(), "
-                        "got one of F0 of stage 0 in call 1, eval() on rank 1 of 2.")));
+      Each(ContainsText("PipelineStage: expected a message of F0 of stage 0 in call 1, step(), got "
+                        "one of F0 of stage 0 in call 1, eval() on rank 1 of 2.")));
 }
 
 struct PairImpl : torch::nn::Module {
@@ -390,8 +389,8 @@ TEST_CASE("a forward of another number of tensors, and losses of another number 
   });
   CHECK_THAT(
       errors,
-      Each(ContainsText("F0 of stage 1 failed on rank 1 of 2: PipelineStage: expected a forward "
-                        "of stage 1 that takes 2 tensors, got one that does not on rank 1 of 2.")));
+      Each(ContainsText("F0 of stage 1 failed on rank 1 of 2: PipelineStage: expected a forward of "
+                        "stage 1 that takes 2 tensors, got one that does not on rank 1 of 2.")));
   const auto of_last = errors_of_ranks(1, [](const Rank& self) {
     ddp::PipelineStage(Pair(), 0, 1, pipeline_loss, error_options(self))
         .step({torch::ones({4, 3})}, torch::ones({4, 3}));

@@ -392,12 +392,7 @@ TEST_CASE("buckets are reduced in the last backward, each as soon as its gradien
     return ddp::DistributedDataParallel<torch::nn::Sequential>(layers, replicas(dp));
   });
   // Weight and bias of two layers, a bucket each, in three backwards.
-  for (const auto& of_rank : events)
-    CHECK(
-        of_rank ==
-        "gggg"
-        "gggg"
-        "gAgAgAgA");
+  for (const auto& of_rank : events) CHECK(of_rank == "gggggggggAgAgAgA");
 }
 
 TEST_CASE("units of a stage are gathered and reduced once a step, while others compute") {
@@ -481,9 +476,8 @@ TEST_CASE("a wait of a mesh's pipeline names ranks of the job", "[errors]") {
         pipeline.step({}, pipeline_batch(8, 0).target);
       });
   CHECK_THAT(
-      errors[3],
-      ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on rank 3 of 4 "
-                   "(pp 1, dp 1)"));
+      errors[3], ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on "
+                              "rank 3 of 4 (pp 1, dp 1)"));
 }
 
 }  // namespace

@@ -74,8 +74,7 @@ TEST_CASE(
       errors_with([](auto& numbers) { numbers[15] = 2; }),
       "DistributedSampler::check_dataset: expected the same data set on every rank, got another "
       "size, or other items among the first 16, than rank 0's on rank 1 of 3. Construct the "
-      "sampler "
-      "and the data set alike");
+      "sampler and the data set alike");
   // The item is not among the first ones.
   CHECK(errors_with([](auto& numbers) { numbers[16] = 2; })[0] == "");
 }

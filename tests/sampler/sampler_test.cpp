@@ -195,8 +195,7 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
   CHECK(
       error_of<c10::Error>([&] { load(sampler, std::move(file)); }) ==
       "DistributedSampler::load: expected an integer named \"dataset_size\", got none or something "
-      "else. "
-      "Pass an archive that DistributedSampler::save wrote.");
+      "else. Pass an archive that DistributedSampler::save wrote.");
 }
 
 TEST_CASE("invalid options are refused", "[sampler][errors]") {

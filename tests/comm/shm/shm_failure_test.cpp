@@ -62,9 +62,8 @@ TEST_CASE(
   });
   CHECK_THAT(
       errors, Each(Catch::Matchers::Matches(
-                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
-                  "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
-                  "of sizes #(?!\\1).*")));
+                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes #(\\d+), SUM and "
+                  "rank 1 all_reduce of 30 x Float in 2 tensors of sizes #(?!\\1).*")));
 }
 
 TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][errors]") {
@@ -174,9 +173,9 @@ TEST_CASE("a call that shared memory carries on some ranks only throws at once",
     CAPTURE(rank, errors[rank]);
     CHECK(waited[rank] < 5.5);
     CHECK_THAT(
-        errors[rank], ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 "
-                                   "all_reduce of ") &&
-                          ContainsText("(through Gloo)"));
+        errors[rank],
+        ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 all_reduce of ") &&
+            ContainsText("(through Gloo)"));
   }
 }
 

@@ -229,9 +229,8 @@ TEST_CASE("a rank warns once where it joins more iterations than it had", "[rank
       for (int i = 0; i < own + (self.rank == 0 ? 1050 : 0); ++i) summing.iterate();
     });
     return std::vector<int>{
-        warnings.count(
-            "has taken part in 1000 iterations of other ranks since its own input ended, "
-            "after 10 of its own"),
+        warnings.count("has taken part in 1000 iterations of other ranks since its own input "
+                       "ended, after 10 of its own"),
         static_cast<int>(warnings.texts.size())};
   });
   CHECK(counts[0] == std::vector<int>{0, 0});

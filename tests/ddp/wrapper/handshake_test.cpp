@@ -110,8 +110,8 @@ TEST_CASE("the error names every kind of difference between models", "[ranks][er
               bag.register_parameter("fc2_weight", torch::ones({10, self.rank == 1 ? 64 : 32}));
             }) ==
         kSubject +
-            "parameter \"fc2_weight\" is [10, 32] Float, strides [32, 1], on cpu, trained "
-            "on rank 0 and [10, 64] Float, strides [64, 1], on cpu, trained on rank 1" +
+            "parameter \"fc2_weight\" is [10, 32] Float, strides [32, 1], on cpu, trained on rank "
+            "0 and [10, 64] Float, strides [64, 1], on cpu, trained on rank 1" +
             kRemedy);
   }
   SECTION("a dtype") {
@@ -163,8 +163,8 @@ TEST_CASE("the error names every kind of difference between models", "[ranks][er
               if (self.rank % 2) bag.register_parameter("b", torch::ones({1}));
             }) ==
         kSubject +
-            "rank 0 has 1 parameters and rank 1 has 2: parameter \"b\" ([1] Float, strides "
-            "[1], on cpu, trained) is only on rank 1 (2 of 4 ranks differ from rank 0: 1 3)" +
+            "rank 0 has 1 parameters and rank 1 has 2: parameter \"b\" ([1] Float, strides [1], on "
+            "cpu, trained) is only on rank 1 (2 of 4 ranks differ from rank 0: 1 3)" +
             kRemedy);
   }
   SECTION("one parameter less") {
@@ -213,11 +213,10 @@ TEST_CASE("the error names every kind of difference between models", "[ranks][er
             [](BagImpl& bag, const Rank& self, auto& options) {
               bag.register_parameter("w", torch::ones({1}));
               options.process_group(with_memory(self.group, self.rank == 1));
-            }) ==
-        kSubject +
-            "option \"buckets in the backend's memory (DDP_DISABLE_COMM_MEM)\" is false on rank 0 "
-            "and true on rank 1" +
-            kRemedy);
+            }) == kSubject +
+                      "option \"buckets in the backend's memory (DDP_DISABLE_COMM_MEM)\" is false "
+                      "on rank 0 and true on rank 1" +
+                      kRemedy);
   }
 }
 
@@ -261,8 +260,8 @@ TEST_CASE("the others time out when a rank wraps nothing", "[ranks][errors][ddp]
   });
   CHECK_THAT(
       errors[0],
-      ContainsText("DistributedDataParallel: comparing the ranks' models (every rank has to "
-                   "construct") &&
+      ContainsText(
+          "DistributedDataParallel: comparing the ranks' models (every rank has to construct") &&
           ContainsText("failed on rank 0 of 2"));
   CHECK(errors[1].empty());
 }

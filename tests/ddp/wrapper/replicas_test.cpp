@@ -83,9 +83,8 @@ TEST_CASE(
         net->last->bias[0] += 1;
       }),
       ContainsText(
-          "check_replicas: expected the same values on every rank, but parameter "
-          "\"first.weight\" (the first of 2) differs on rank 1 from rank 0's by up to 0.25 "
-          "in 2 of 12 elements.") &&
+          "check_replicas: expected the same values on every rank, but parameter \"first.weight\" "
+          "(the first of 2) differs on rank 1 from rank 0's by up to 0.25 in 2 of 12 elements.") &&
           ContainsText("model->refresh()"));
   CHECK_THAT(
       text_after([](Layered& net, auto&) { net->first->bias[3] = std::nan(""); }),
@@ -102,9 +101,8 @@ TEST_CASE("the error names a learning rate or optimizer state that differs", "[r
   };
   CHECK(text_after(slower).empty());
   CHECK_THAT(
-      text_after(slower, true),
-      ContainsText("but optimizer value \"lr of parameter group 0\" is 0.01 on rank 0 and 0.001 on "
-                   "rank 1."));
+      text_after(slower, true), ContainsText("but optimizer value \"lr of parameter group 0\" is "
+                                             "0.01 on rank 0 and 0.001 on rank 1."));
   CHECK_THAT(
       text_after(
           [](Layered& net, torch::optim::Adam& optimizer) {
@@ -112,9 +110,8 @@ TEST_CASE("the error names a learning rate or optimizer state that differs", "[r
             static_cast<torch::optim::AdamParamState&>(*state).exp_avg()[0][0] += 3;
           },
           true),
-      ContainsText(
-          "but optimizer value \"exp_avg of first.weight\" differs on rank 1 from rank 0's "
-          "by up to 3 in 1 of 12 elements"));
+      ContainsText("but optimizer value \"exp_avg of first.weight\" differs on rank 1 from rank "
+                   "0's by up to 3 in 1 of 12 elements"));
   // A state that one rank lost, as after a load on the others only.
   CHECK_THAT(
       text_after([](Layered&, torch::optim::Adam& optimizer) { optimizer.state().clear(); }, true),

@@ -70,8 +70,7 @@ TEST_CASE("ranks with other shapes, ranks or boxes fail", "[parallel][full_state
             ddp::full_state_dict(PlainModelImpl(3 + self.rank), 0, self.group);
           }),
       ContainsText("full_state_dict: expected embedding.weight to have one shape and dtype, got "
-                   "[4, 3] Float "
-                   "on rank 0 and [4, 4] Float on rank 1"));
+                   "[4, 3] Float on rank 0 and [4, 4] Float on rank 1"));
   CHECK_THAT(
       common_error(
           2,
