@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,6 +14,7 @@
 #include <torch/torch.h>
 
 #include "data/threads.h"
+#include "support/archives.h"
 
 #include "support/catch.h"
 
@@ -317,20 +317,17 @@ TEST_CASE("a loop that resumes loses no sample that was drawn ahead", "[pure][pr
     auto sampler = make_sampler();
     auto loader = make_loader(sampler);
     Indices seen;
-    std::stringstream file;
+    std::string file;
     size_t batches = 0;
     for (const auto& batch : *loader) {
       if (batches++ == stop_after) {
-        torch::serialize::OutputArchive archive;
-        sampler.save(archive);
-        archive.save_to(file);
+        file = bytes_of_archive(sampler);
         break;
       }
       seen.insert(seen.end(), batch.begin(), batch.end());
     }
     auto resumed = make_sampler();
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = archive_of(file);
     resumed.load(archive);
     for (const size_t index : epoch_through(*make_loader(resumed))) seen.push_back(index);
     CHECK(seen == whole);

@@ -153,8 +153,8 @@ TEST_CASE("samplers go on in the midst of an epoch after rebind", "[sampler][ran
       const auto part = *take();
       before.insert(before.end(), part.begin(), part.end());
     }
-    const auto position = ddp::all_gather_strings(saved(sampler).str(), self.group).front();
-    if (joins) load(sampler, std::stringstream(position));
+    const auto position = ddp::all_gather_strings(saved(sampler), self.group).front();
+    if (joins) load(sampler, position);
     sampler.rebind(self.group);
     Indices after;
     if (self.rank == 0) sampler.reset();  // as a data loader does that begins again

@@ -1,10 +1,10 @@
 // The errors of schedules; lr_schedules.py compares their rates with Python's.
-#include <sstream>
 #include <vector>
 
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/catch.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -92,12 +92,7 @@ TEST_CASE("a schedule's state loads only with as many parameter groups", "[pure]
   auto two = make_sgd(2);
   LinearLR saved(one);
   LinearLR loaded(two);
-  std::stringstream file;
-  torch::serialize::OutputArchive out;
-  saved.save(out);
-  out.save_to(file);
-  torch::serialize::InputArchive in;
-  in.load_from(file);
+  auto in = ddp::testing::reread(saved);
   CHECK(error_of([&] {
           loaded.load(in);
         }).find("of 2 parameter groups, got that of 1") != std::string::npos);

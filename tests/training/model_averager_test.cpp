@@ -8,6 +8,7 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 
@@ -81,12 +82,7 @@ TEST_CASE("an averager saves its count", "[local_sgd][ranks]") {
   const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
     ddp::PeriodicModelAverager averager(3, 0, self.group);
     for (int i = 0; i < 5; ++i) averager.average_parameters(std::vector<at::Tensor>{});
-    torch::serialize::OutputArchive saved;
-    averager.save(saved);
-    std::stringstream bytes;
-    saved.save_to(bytes);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
+    auto archive = reread(averager);
     ddp::PeriodicModelAverager loaded(3, 0, self.group);
     loaded.load(archive);
     return loaded.step();

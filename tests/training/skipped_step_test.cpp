@@ -4,13 +4,13 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/catch.h"
 #include "support/compare.h"
 #include "support/nets.h"
@@ -178,14 +178,8 @@ TEST_CASE("the state that a hook saves after a skipped step is finite", "[skippe
       const auto x = torch::ones({2, 8}) * (self.rank + 1);
       (model->forward(x).sum() * (step == 3 && self.rank == 1 ? kInfinity : 1)).backward();
     }
-    torch::serialize::OutputArchive out;
-    hook.save(out);
-    std::stringstream stream;
-    out.save_to(stream);
-    torch::serialize::InputArchive in;
-    in.load_from(stream);
     c10::IValue saved;
-    in.read("buckets", saved);
+    reread(hook).read("buckets", saved);
     int64_t finite = 0;
     for (const auto& entry : saved.toGenericDict()) {
       const auto tensor = entry.value().toTensor();

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/archives.h"
 #include "support/compare.h"
 #include "support/error_of.h"
 #include "support/nets.h"
@@ -422,17 +422,8 @@ TEST_CASE("averages that zero_grad discards are not stepped", "[zero][ranks]") {
 TEST_CASE("the state of four ranks loads on two, on one, and without sharding", "[zero][ranks]") {
   const std::string kind = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
   const auto mode = GENERATE(Mode{1}, Mode{2});
-  const auto saved = [](const torch::optim::Optimizer& optimizer) {
-    torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
-    std::stringstream bytes;
-    archive.save_to(bytes);
-    return bytes.str();
-  };
   const auto load = [](torch::optim::Optimizer& optimizer, const std::string& text) {
-    std::stringstream bytes(text);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
+    auto archive = archive_of(text);
     optimizer.load(archive);
   };
   // Every rank trains on the same data, so the average does not depend on the number of ranks.
@@ -449,7 +440,7 @@ TEST_CASE("the state of four ranks loads on two, on one, and without sharding", 
   std::string state;
   const auto half = run(4, kind, mode, [&](auto& model, const auto& optimizer, const Rank& self) {
     train(model, optimizer, 0, 3);
-    const auto text = saved(*optimizer);
+    const auto text = bytes_of_archive(*optimizer);
     if (self.rank == 0) state = text;
   });
   for (const int world : {1, 2, 3}) {

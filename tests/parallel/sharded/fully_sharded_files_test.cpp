@@ -7,6 +7,7 @@
 
 #include <ddp/ddp.h>
 
+#include "support/archives.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -116,8 +117,7 @@ TEST_CASE(
         ddp::MixedPrecisionPolicy().param_dtype(of_forward).buffer_dtype(of_forward);
     FullyShardedDataParallel model(
         layers(), cut_over(self).mp_policy(policy).ignored_parameters({"0.bias"}));
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes.data(), bytes.size());
+    auto archive = archive_of(bytes);
     std::unique_ptr<ddp::SummonFullParams> whole;
     if (while_whole) whole = std::make_unique<ddp::SummonFullParams>(*model, /*write_back=*/true);
     model->load(archive);
@@ -146,8 +146,7 @@ TEST_CASE("a file of another dtype that does not fit changes nothing", "[ranks][
     FullyShardedDataParallel model(
         torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3)), cut_over(self));
     const auto before = ddp::full_state_dict(*model, 0, self.group);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes.data(), bytes.size());
+    auto archive = archive_of(bytes);
     const auto error = error_of([&] { model->load(archive); });
     TORCH_CHECK(error.find("of sizes [3, 5], got one of [4, 5]") != std::string::npos, error);
     const auto after = ddp::full_state_dict(*model, 0, self.group);
