@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 
 #include "parallel/sharded/gradient_notes.h"
 #include "parallel/sharded/sharded_net.h"
+#include "support/archives.h"
 #include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -46,9 +46,7 @@ struct Units : torch::nn::Module {
 
 TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     std::vector<at::Tensor> halves;
     {
       const ddp::SummonFullParams whole(*run.model, /*write_back=*/true);
@@ -91,10 +89,7 @@ TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sh
 
 TEST_CASE("a file of another model leaves a sharded one as it was", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    std::stringstream file;
-    torch::save(torch::nn::Linear(3, 4), file);
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = reread(*torch::nn::Linear(3, 4));
     FullyShardedDataParallel unit(torch::nn::Linear(2, 2), over(self));
     const auto before = unit->module()->weight.clone();
     const auto text = error_of<c10::Error>([&] { unit->load(archive); });
@@ -144,12 +139,10 @@ TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sha
 
 TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][errors]") {
   const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     const auto call = [](const auto& body) { return error_of<c10::Error>(body); };
     torch::serialize::OutputArchive archive;
-    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    const auto x = net_input(run.use, 0, 0, self.rank).requires_grad_();
     const std::vector<std::string> found{
         call([&] { run.model->save(archive); }),
         call([&] { run.model->clone(); }),
@@ -176,14 +169,12 @@ TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][erro
 TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][sharded][errors]") {
   const bool in_backward = GENERATE(true, false);
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(1).backward();
     const auto before = gradients_of(*run.model);
     const auto text = error_of<std::exception>([&] {
       if (in_backward) {
-        auto x = net_input(use, 2, 0, self.rank).requires_grad_();
+        auto x = net_input(run.use, 2, 0, self.rank).requires_grad_();
         auto y = x * 1;
         y.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("boom"); });
         run.model->forward(y, self.rank).backward();
@@ -203,9 +194,7 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
 
 TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(0).backward();
     if (self.rank == 1) throw std::runtime_error("boom");
     run.loss(1).backward();
@@ -217,9 +206,7 @@ TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
 
 TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(0).backward();
     for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
       const torch::NoGradGuard no_grad;
@@ -324,9 +311,7 @@ TEST_CASE("gradients of different units in one sum are an error", "[ranks][shard
 TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sharded][errors]") {
   const auto sets_to_none = GENERATE(true, false);
   const auto errors = run_ranks<std::string>(3, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     auto optimizer = net_optimizer(run.model->parameters());
     const auto step = [&](int64_t batch, bool clips_alone) {
       run.loss(batch).backward();

@@ -52,9 +52,7 @@ TEST_CASE(
   const int ranks = GENERATE(2, 3);
   CAPTURE(static_cast<int>(where), static_cast<int>(then));
   const auto errors = run_ranks<TimedError>(ranks, kLongTimeout, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(0).backward();
     return timed_error_of([&] {
       if (self.rank != 1) return run.loss(1).backward(), run.loss(2).backward();
@@ -79,9 +77,7 @@ TEST_CASE("a pass that throws on all ranks may be followed by others", "[ranks][
   const auto where =
       GENERATE(Where::Forward, Where::OutputHook, Where::LossFunction, Where::InputHook);
   const auto errors = errors_of_ranks(3, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     for (int i = 0; i < 2; ++i) {
       TORCH_CHECK(!error_of([&] { throw_in_step(run, where); }).empty());
       run.loss(i).backward();
@@ -101,9 +97,7 @@ TEST_CASE("a rank that evaluates alone reads that all ranks have to", "[ranks][s
   const Other end = [](NetRun&, const Rank&) {};
   const auto other = GENERATE_COPY(train, clip, save, wait, end);
   const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(0).backward();
     if (self.rank == 1) return other(run, self);
     const torch::NoGradGuard no_grad;

@@ -1,7 +1,6 @@
 // What a sharded model has in files, and what it takes from them.
 #include <algorithm>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -109,9 +108,7 @@ TEST_CASE(
   for (auto& tensor : {plain->parameters()[0], plain->buffers()[0]}) {
     tensor.copy_(torch::randn(tensor.sizes(), torch::kDouble));
   }
-  std::stringstream file;
-  torch::save(plain, file);
-  const auto bytes = file.str();
+  const auto bytes = bytes_of_archive(*plain);
   const auto loaded = run_ranks<Dict>(2, [&](const Rank& self) {
     const auto policy =
         ddp::MixedPrecisionPolicy().param_dtype(of_forward).buffer_dtype(of_forward);
@@ -137,11 +134,9 @@ TEST_CASE(
 }
 
 TEST_CASE("a file of another dtype that does not fit changes nothing", "[ranks][sharded][files]") {
-  std::stringstream file;
   torch::nn::Sequential other(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(3));
   other->to(torch::kDouble);
-  torch::save(other, file);
-  const auto bytes = file.str();
+  const auto bytes = bytes_of_archive(*other);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     FullyShardedDataParallel model(
         torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3)), cut_over(self));
