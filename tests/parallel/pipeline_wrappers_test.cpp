@@ -101,6 +101,16 @@ ReplicaOutcome train_replicas(const Rank& self, const ReplicaPlan& plan) {
   return outcome;
 }
 
+void check_replicas(const ReplicaPlan& plan, int64_t all_reduces) {
+  const auto outcomes =
+      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.difference < 1e-12);
+    CHECK(outcome.of_replicas == 0);
+    CHECK(outcome.all_reduces == all_reduces);
+  }
+}
+
 TEST_CASE(
     "replicas of stages stay equal, train as one process, and reduce each bucket once a step") {
   using S = ddp::PipelineSchedule;
@@ -108,25 +118,13 @@ TEST_CASE(
       ReplicaPlan{S::OneFOneB, 1, 1}, ReplicaPlan{S::OneFOneB, 1, 4}, ReplicaPlan{S::GPipe, 1, 4},
       ReplicaPlan{S::Interleaved, 2, 4});
   CAPTURE(static_cast<int>(plan.schedule), plan.microbatches);
-  const auto outcomes =
-      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
-  for (const auto& outcome : outcomes) {
-    CHECK(outcome.difference < 1e-12);
-    CHECK(outcome.of_replicas == 0);
-    CHECK(outcome.all_reduces == 2 * plan.chunks);
-  }
+  check_replicas(plan, 2 * plan.chunks);
 }
 
 TEST_CASE("reduce_each reduces in each backward, with the same result") {
   ReplicaPlan plan;
   plan.reduce_each = true;
-  const auto outcomes =
-      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
-  for (const auto& outcome : outcomes) {
-    CHECK(outcome.difference < 1e-12);
-    CHECK(outcome.of_replicas == 0);
-    CHECK(outcome.all_reduces == 2 * plan.microbatches);
-  }
+  check_replicas(plan, 2 * plan.microbatches);
 }
 
 TEST_CASE("replicas that add up gradients accumulate over several steps") {

@@ -185,10 +185,11 @@ struct TwoWeightsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoWeights);
 
-}  // namespace
-
-TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][ddp][sync]") {
-  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+/// The gradients after two forward passes, of a parameter each, and `backward`.
+void check_two_weights(
+    const std::function<void(
+        DistributedDataParallel<TwoWeights>&, const std::vector<at::Tensor>& outputs)>& backward) {
+  const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     DistributedDataParallel model(TwoWeights(), in(self).find_unused_parameters(true));
     const auto x = torch::full({1}, self.rank + 1.0);
     std::vector<at::Tensor> outputs;
@@ -196,30 +197,28 @@ TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][d
       const auto guard = model->no_sync();
       outputs = {model->forward(x, true), model->forward(10 * x, false)};
     }
-    outputs[0].backward();
-    model->sync_in_backward(outputs[1]);
-    outputs[1].backward();
+    backward(model, outputs);
     return std::vector<float>{
         model->module()->first.grad().item<float>(), model->module()->second.grad().item<float>()};
   });
   for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{1.5, 15});
 }
 
+}  // namespace
+
+TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][ddp][sync]") {
+  check_two_weights([](auto& model, const auto& outputs) {
+    outputs[0].backward();
+    model->sync_in_backward(outputs[1]);
+    outputs[1].backward();
+  });
+}
+
 TEST_CASE("outputs of two calls are averaged by one backward pass", "[ranks][ddp][sync]") {
-  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    DistributedDataParallel model(TwoWeights(), in(self).find_unused_parameters(true));
-    const auto x = torch::full({1}, self.rank + 1.0);
-    std::vector<at::Tensor> outputs;
-    {
-      const auto guard = model->no_sync();
-      outputs = {model->forward(x, true), model->forward(10 * x, false)};
-    }
+  check_two_weights([](auto& model, const auto& outputs) {
     for (const auto& output : outputs) model->sync_in_backward(output);
     (outputs[0] + outputs[1]).backward();
-    return std::vector<float>{
-        model->module()->first.grad().item<float>(), model->module()->second.grad().item<float>()};
   });
-  for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{1.5, 15});
 }
 
 TEST_CASE("a schedule may begin the next step's forward passes early", "[ranks][ddp][sync]") {
