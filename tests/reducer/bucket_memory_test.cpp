@@ -20,9 +20,7 @@ class Allocating : public testing::RecordingBackend {
     return made_.back();
   }
   WorkPtr run(Collective collective) override {
-    if (collective.kind == Kind::AllReduce) {
-      all_inside = all_inside && is_inside(collective.in[0]);
-    }
+    if (collective.kind == Kind::AllReduce) all_inside = all_inside && is_inside(collective.in[0]);
     return RecordingBackend::run(std::move(collective));
   }
 

@@ -322,9 +322,7 @@ std::string difference(
     const bool same = bitwise && step % 2 == 0
                           ? torch::equal(a[i], b[i])
                           : torch::allclose(a[i], b[i], half ? 5e-3 : 1e-5, half ? 5e-6 : 1e-7);
-    if (!same) {
-      return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
-    }
+    if (!same) return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
   }
   return a.size() == b.size() ? "" : "lengths";
 }

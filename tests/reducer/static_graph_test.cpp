@@ -90,9 +90,7 @@ TEST_CASE("static_graph allows nested passes and double use", "[ranks][static_gr
     return seen;
   });
   // d(w*w*v*x) at ones: 2x for w, x for v; the mean of x is 1.5.
-  for (const auto& seen : all) {
-    CHECK(seen == std::vector<float>{3, 1.5, 3, 1.5, 3, 1.5, 3, 1.5});
-  }
+  for (const auto& seen : all) CHECK(seen == std::vector<float>{3, 1.5, 3, 1.5, 3, 1.5, 3, 1.5});
 }
 
 TEST_CASE("static_graph works with local passes first", "[ranks][static_graph]") {

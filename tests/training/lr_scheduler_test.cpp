@@ -16,9 +16,7 @@ using ddp::testing::error_of;
 
 torch::optim::SGD make_sgd(size_t groups = 1) {
   std::vector<torch::optim::OptimizerParamGroup> all;
-  for (size_t i = 0; i < groups; ++i) {
-    all.emplace_back(std::vector<at::Tensor>{torch::zeros({1})});
-  }
+  for (size_t i = 0; i < groups; ++i) all.emplace_back(std::vector<at::Tensor>{torch::zeros({1})});
   return torch::optim::SGD(all, torch::optim::SGDOptions(0.1));
 }
 

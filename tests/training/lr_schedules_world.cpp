@@ -149,9 +149,7 @@ void print(const std::string& name, int step, torch::optim::Optimizer& optimizer
 
 std::vector<std::string> saved(const Schedules& schedules) {
   std::vector<std::string> files;
-  for (const auto& schedule : schedules) {
-    files.push_back(ddp::testing::bytes_of_archive(*schedule));
-  }
+  for (const auto& schedule : schedules) files.push_back(ddp::testing::bytes_of_archive(*schedule));
   return files;
 }
 

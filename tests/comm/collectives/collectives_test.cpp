@@ -25,9 +25,7 @@ TEST_CASE("all_reduce adds up, in place, on every rank", "[comm][ranks]") {
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     return tensor;
   });
-  for (const auto& result : results) {
-    CHECK(at::equal(result, filled(size * (size + 1) / 2, dtype)));
-  }
+  for (const auto& result : results) CHECK(at::equal(result, filled(size * (size + 1) / 2, dtype)));
 }
 
 TEST_CASE("all_reduce uses the given operation", "[comm][ranks]") {
@@ -83,9 +81,7 @@ TEST_CASE("complex numbers are averaged", "[comm][ranks]") {
     ddp::all_reduce(tensor, ReduceOp::AVG, self.group);
     return tensor;
   });
-  for (const auto& result : results) {
-    CHECK(at::equal(result, at::complex(filled(0.5), filled(1))));
-  }
+  for (const auto& result : results) CHECK(at::equal(result, at::complex(filled(0.5), filled(1))));
 }
 
 TEST_CASE("strides may differ between ranks", "[comm][ranks]") {

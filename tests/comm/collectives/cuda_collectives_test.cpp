@@ -90,9 +90,7 @@ TEST_CASE("a collective runs after earlier work of its stream", "[cuda][comm]") 
     all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
     return tensor * 2;
   });
-  for (const auto& sum : sums) {
-    CHECK(torch::equal(sum, torch::full({4096}, size * (size + 1.0))));
-  }
+  for (const auto& sum : sums) CHECK(torch::equal(sum, torch::full({4096}, size * (size + 1.0))));
 }
 
 }  // namespace ddp

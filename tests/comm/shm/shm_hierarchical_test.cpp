@@ -108,9 +108,7 @@ TEST_CASE("an element's sum does not depend on its position", "[shm][hosts][rank
         const auto backend = backend_of(self, hosts);
         const auto whole = of_rank(self.rank), cut = of_rank(self.rank);
         start(backend, whole, c10d::ReduceOp::SUM)->wait();
-        for (const auto& piece : cut.split(70)) {
-          start(backend, piece, c10d::ReduceOp::SUM)->wait();
-        }
+        for (const auto& piece : cut.split(70)) start(backend, piece, c10d::ReduceOp::SUM)->wait();
         return std::vector<at::Tensor>{whole, cut};
       });
   at::Tensor expected, of_host;

@@ -226,9 +226,7 @@ States train(const Program& p, const Rank& self) {
   }
   const auto body = [&] {
     for (int i = 0; i < p.inputs[self.rank]; ++i) {
-      for (size_t l = 0; l < p.losses[i].size(); ++l) {
-        run(p.losses[i][l], {self.rank, i, l, 0});
-      }
+      for (size_t l = 0; l < p.losses[i].size(); ++l) run(p.losses[i][l], {self.rank, i, l, 0});
     }
   };
   join(

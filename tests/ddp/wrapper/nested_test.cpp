@@ -180,9 +180,7 @@ TEST_CASE("lazy buckets give the same gradients", "[ranks][ddp][lazy]") {
     });
   };
   const auto expected = run(false), got = run(true);
-  for (size_t rank = 0; rank < expected.size(); ++rank) {
-    CHECK(all_equal(got[rank], expected[rank]));
-  }
+  for (size_t rank = 0; rank < expected.size(); ++rank) CHECK(all_equal(got[rank], expected[rank]));
 }
 
 TEST_CASE("lazy buckets and activations are not in memory together", "[ranks][ddp][lazy]") {

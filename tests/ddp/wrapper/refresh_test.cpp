@@ -57,9 +57,7 @@ bool averaged_as_one(Growing& net, int ranks, int step) {
     if (p.requires_grad()) trained.push_back(p);
   }
   at::Tensor loss = torch::zeros({}, at::kDouble);
-  for (int rank = 0; rank < ranks; ++rank) {
-    loss = loss + net->forward(batch(rank, step)) / ranks;
-  }
+  for (int rank = 0; rank < ranks; ++rank) loss = loss + net->forward(batch(rank, step)) / ranks;
   // torch::autograd::grad() does not accumulate.
   const auto expected = torch::autograd::grad({loss}, trained);
   for (size_t i = 0; i < trained.size(); ++i) {
