@@ -60,6 +60,17 @@ inline std::vector<std::string> errors_of_ranks(
   return errors_of_ranks(size, options, body);
 }
 
+/// The error that every rank throws.
+/// \throws std::runtime_error  with two of them, where they differ.
+template <typename... OptionsAndBody>
+std::string error_of_all(int size, const OptionsAndBody&... arguments) {
+  const auto errors = errors_of_ranks(size, arguments...);
+  for (const auto& error : errors) {
+    if (error != errors[0]) throw std::runtime_error("not the same: " + errors[0] + "\n" + error);
+  }
+  return errors[0];
+}
+
 /// Runs `body` once per rank, each on its own thread, and returns the ranks' results in order.
 ///
 /// `body` must not use Catch2's macros, which are not thread safe in v2: it returns the values that

@@ -24,14 +24,12 @@ using Fill = std::function<void(BagImpl&, const Rank&, DistributedDataParallelOp
 
 // The text that all ranks throw.
 std::string common_error(int size, const Fill& fill) {
-  const auto errors = errors_of_ranks(size, [&](const Rank& self) {
+  return error_of_all(size, [&](const Rank& self) {
     Bag bag;
     auto options = DistributedDataParallelOptions().process_group(self.group);
     fill(*bag, self, options);
     DistributedDataParallel<Bag> model(bag, options);
   });
-  for (const auto& error : errors) CHECK(error == errors[0]);
-  return errors[0];
 }
 
 struct Refused {

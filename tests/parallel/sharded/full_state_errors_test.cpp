@@ -44,9 +44,7 @@ struct OneLayoutImpl : torch::nn::Module, ddp::ShardedModule {
 };
 // The errors of the ranks, which all have to be the same.
 std::string common_error(int size, const std::function<void(const Rank&)>& body) {
-  const auto errors = errors_of_ranks(size, kLongTimeout, body);
-  for (const auto& error : errors) CHECK(error == errors[0]);
-  return errors[0];
+  return error_of_all(size, kLongTimeout, body);
 }
 
 }  // namespace
