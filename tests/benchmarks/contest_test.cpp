@@ -16,8 +16,7 @@
 
 namespace {
 
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using ddp_bench::Agreement;
 using ddp_bench::Contestant;
 using ddp_bench::Engine;
@@ -107,9 +106,7 @@ TEST_CASE("all modes end with the same parameters", "[benchmarks][ranks]") {
   CAPTURE(size);
   const auto verdicts = run_ranks<std::string>(size, [](const Rank& self) {
     std::vector<Contestant> contestants;
-    for (const auto& mode : ddp_bench::modes()) {
-      contestants.push_back(contestant(mode.name, self));
-    }
+    for (const auto& mode : ddp_bench::modes()) contestants.push_back(contestant(mode.name, self));
     return outcome(std::move(contestants), self, self.size <= 2);
   });
   for (const auto& verdict : verdicts) CHECK(verdict.empty());

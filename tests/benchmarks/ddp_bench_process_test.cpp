@@ -1,5 +1,4 @@
 // Runs ddp_bench as a user starts it.
-#include <cstdio>
 #include <fstream>
 #include <map>
 #include <regex>
@@ -14,8 +13,7 @@
 
 namespace {
 
-using ddp::testing::JobEnded;
-using ddp::testing::ProcessOptions;
+using namespace ddp::testing;
 using Lines = std::vector<std::string>;
 
 const Lines kFields = {
@@ -50,12 +48,12 @@ const Lines kTensorParallelFields = {
     "model",       "mode",         "backend",           "world",       "step_ms",       "speedup",
     "speedup_low", "speedup_high", "speedup_of_rounds", "messages_ms", "messages_share"};
 
-const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
+const auto kTwoMinutes = within(std::chrono::minutes(2));
 
 JobEnded bench(Lines arguments) {
   arguments.insert(arguments.begin(), DDP_BENCH_PROGRAM);
   for (const char* argument : {"--iters", "2", "--rounds", "1"}) arguments.emplace_back(argument);
-  return ddp::testing::run_job(2, arguments, kTwoMinutes);
+  return run_job(2, arguments, kTwoMinutes);
 }
 
 /// Returns a line's fields as printed; checks that all are there, in their order.
@@ -158,7 +156,7 @@ TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]
 }
 
 TEST_CASE("the wrapper's options apply to a run", "[benchmarks][process]") {
-  const ddp::testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   const auto file = folder.file("step.json");
   const auto results = results_of(bench(
       {"--model", "small_params", "--modes", "ddp,c10d", "--bucket-cap-mb-list", "0.1,0.3",
@@ -214,7 +212,7 @@ TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]"
       ddp::testing::run({COSTS_PROGRAM, "reducer", "--blocks", "2", "--rounds", "3"}, kTwoMinutes);
   INFO(ended.out << ended.err);
   CHECK(ended.code == 0);
-  const auto lines = ddp::testing::lines_of(ended.out);
+  const auto lines = lines_of(ended.out);
   Lines engines;
   static const std::regex kLine(R"(([a-z].*[a-z0-9]) +[0-9.]+ +-?[0-9.]+ +-?[0-9.]+)");
   for (size_t i = 1; i < lines.size(); ++i) {
@@ -230,8 +228,7 @@ TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]"
 }
 
 TEST_CASE("costs groups prints a line for each way that the ranks allow", "[benchmarks][process]") {
-  const auto job =
-      ddp::testing::run_job(2, {COSTS_PROGRAM, "groups", "--rounds", "1"}, kTwoMinutes);
+  const auto job = run_job(2, {COSTS_PROGRAM, "groups", "--rounds", "1"}, kTwoMinutes);
   INFO(job.output);
   CHECK(job.code == 0);
   REQUIRE(job.ranks[0].size() == 1);
@@ -258,7 +255,7 @@ TEST_CASE("every rank reports an error in the command line", "[benchmarks][proce
       const auto ended = ddp::testing::run(command, options);
       CHECK(ended.code == 2);
       CHECK(ended.out.empty());
-      CHECK(ddp::testing::lines_of(ended.err).size() == 1);
+      CHECK(lines_of(ended.err).size() == 1);
       CHECK_THAT(ended.err, ContainsText(text));
     }
     if (!is_first) continue;

@@ -1,7 +1,5 @@
 #include "benchmarks/ddp_bench/result.h"
 
-#include <cmath>
-
 #include "support/catch.h"
 
 namespace {

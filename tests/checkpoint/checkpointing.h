@@ -3,9 +3,6 @@
 
 #include <cstdint>
 #include <fstream>
-#include <functional>
-#include <iterator>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -40,8 +40,7 @@ extern "C" int renameat2(
 namespace {
 
 using ddp::CheckpointFolder;
-using ddp::testing::names_in;
-using ddp::testing::TemporaryFolder;
+using namespace ddp::testing;
 
 void save(const std::string& path, const std::string& text) {
   CheckpointFolder folder(path);

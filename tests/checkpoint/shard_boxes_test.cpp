@@ -1,7 +1,5 @@
 // Boxes of tensors that are cut over ranks: pure functions, and the index of a checkpoint.
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -127,9 +125,7 @@ TEST_CASE("an index has an owner of each element, or the error names it", "[chec
     }
     int64_t elements = 0;
     const auto index = ddp::make_index("p", ranks);
-    for (const auto& box : index.at("w").boxes) {
-      elements += c10::multiply_integers(box.box.size);
-    }
+    for (const auto& box : index.at("w").boxes) elements += c10::multiply_integers(box.box.size);
     REQUIRE(elements == c10::multiply_integers(whole.size));
 
     // A part of the tensor again, on one more rank: two owners, or none where it replaces one.

@@ -1,7 +1,6 @@
 // Files of torch.save that others wrote, and how files get their names.
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <string>
 #include <string_view>
 

@@ -1,5 +1,4 @@
 // The capabilities of backends that other rooms see.
-#include <algorithm>
 #include <cstdlib>
 
 #include <ddp/internal/capabilities.h>

@@ -24,9 +24,7 @@
 using c10d::ReduceOp;
 using ddp::ProcessGroup;
 using ddp::ProcessGroupOptions;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {
@@ -68,11 +66,11 @@ std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks
 }  // namespace
 
 TEST_CASE("a forked process does not shut down or abort its parent's group", "[ranks][once]") {
-  ddp::testing::Events events;
+  Events events;
   const auto group = ddp::make_process_group(world_of_one());
   group->setBackend(
       c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
-      c10::make_intrusive<ddp::testing::RecordingBackend>(0, 1, events));
+      c10::make_intrusive<RecordingBackend>(0, 1, events));
   const auto child = fork();
   if (child == 0) {
     group->shutdown();
@@ -83,7 +81,7 @@ TEST_CASE("a forked process does not shut down or abort its parent's group", "[r
   waitpid(child, &status, 0);
   CHECK(status == 0);
   group->shutdown();
-  CHECK(events == ddp::testing::Events{"shutdown"});
+  CHECK(events == Events{"shutdown"});
 }
 
 TEST_CASE("a group has its rank and size and works as a c10d group", "[comm][ranks][gloo]") {
@@ -244,9 +242,8 @@ TEST_CASE("a group of a group names the ranks of the world", "[comm][ranks]") {
 }
 
 TEST_CASE("all ranks throw if one cannot split a group", "[comm][ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
-    const auto error =
-        ddp::testing::error_of([&] { ddp::split_group(self.rank == 0 ? -2 : 0, 0, self.group); });
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto error = error_of([&] { ddp::split_group(self.rank == 0 ? -2 : 0, 0, self.group); });
     // The group goes on.
     TORCH_CHECK(ddp::get_world_size(ddp::split_group(0, 0, self.group)) == 2);
     TORCH_CHECK(false, error);
@@ -265,7 +262,7 @@ TEST_CASE("a group of another maker cannot be split", "[comm][errors][once]") {
 }
 
 TEST_CASE("a rank that does not come to a split fails all", "[comm][ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(3, [](const Rank& self) {
+  const auto errors = errors_of_ranks(3, [](const Rank& self) {
     if (self.rank == 2) {
       ddp::monitor_of(self.group)->fail("rank 2 cannot go on");
       return self.wait_until_others_end();
@@ -282,18 +279,17 @@ TEST_CASE("bad ranks for a new group are errors", "[comm][errors][once]") {
       ContainsText("new_group: expected at least one rank, got none on rank 0 of 1. List"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 1}),
-      ContainsText("expected ranks of the parent group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
-                   "Leave out"));
+      ContainsText(
+          "expected ranks of the parent group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. Leave out"));
   CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 0}),
-      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of "
-                   "1. List it once"));
+      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of 1. List it once"));
 }
 
 TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(
-      2, [](const Rank& self) { ddp::new_group({self.rank}, self.group); });
+  const auto errors =
+      errors_of_ranks(2, [](const Rank& self) { ddp::new_group({self.rank}, self.group); });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
       errors[0], ContainsText("new_group: expected all ranks to call it alike") &&
@@ -302,7 +298,7 @@ TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks]
 
 TEST_CASE("a timeout may be the longest that there is", "[comm][ranks]") {
   constexpr auto kLongest = std::chrono::milliseconds::max();
-  const auto sums = ddp::testing::run_ranks<double>(2, [&](const Rank& self) {
+  const auto sums = run_ranks<double>(2, [&](const Rank& self) {
     const auto group = ddp::make_process_group(
         ProcessGroupOptions()
             .backend(self.group->getBackend(at::kCPU)->getBackendName())
@@ -333,8 +329,8 @@ TEST_CASE(
   CHECK(std::chrono::steady_clock::now() - start < 7500ms);  // not two timeouts
   CHECK_THAT(
       errors,
-      Each(ContainsText("init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, "
-                        "2 did not come")));
+      Each(ContainsText(
+          "init_process_group: expected all 4 ranks within 4000 ms, but ranks 0, 2 did not come")));
 }
 
 TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors][once]") {
@@ -400,14 +396,11 @@ TEST_CASE(
 TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks][once]") {
   RanksOptions options;
   options.backend = "";
-  const auto results = run_ranks<int>(
-      2,
-      [](const Rank& self) {
-        auto tensor = at::full({1}, self.rank + 1);
-        ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
-        return tensor.item<int>();
-      },
-      options);
+  const auto results = run_ranks<int>(2, options, [](const Rank& self) {
+    auto tensor = at::full({1}, self.rank + 1);
+    ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+    return tensor.item<int>();
+  });
   CHECK(results == std::vector<int>{3, 3});
 }
 

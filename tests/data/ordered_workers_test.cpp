@@ -15,10 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::Count;
-using testing::Counted;
-using testing::thread_count;
-using testing::threads_left;
+using namespace testing;
 using Numbers = std::vector<size_t>;
 
 // A number, and the function that `run` calls with it.

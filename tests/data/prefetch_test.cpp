@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,16 +14,14 @@
 #include <torch/torch.h>
 
 #include "data/threads.h"
+#include "support/archives.h"
 
 #include "support/catch.h"
 
 namespace ddp {
 namespace {
 
-using testing::Count;
-using testing::Counted;
-using testing::thread_count;
-using testing::threads_left;
+using namespace testing;
 using Indices = std::vector<size_t>;
 
 // A sample is its own index, so that a batch shows the indices that the loader asked for.
@@ -279,10 +276,9 @@ TEST_CASE("an iterator of a pass that is over throws an error", "[errors][prefet
   CHECK((*old)[0] == 0);
   auto current = loader->begin();
   CHECK_THROWS_WITH(
-      ++old,
-      ContainsText("PrefetchLoader: expected an iterator of the pass that is on, got one of a pass "
-                   "that a later begin(), or the end of the loader, has ended. Use what the last "
-                   "begin() returned."));
+      ++old, ContainsText("PrefetchLoader: expected an iterator of the pass that is on, got one of "
+                          "a pass that a later begin(), or the end of the loader, has ended. Use "
+                          "what the last begin() returned."));
   CHECK((*current)[0] == 0);
   ++current;
   CHECK((*current)[0] == 1);
@@ -321,20 +317,17 @@ TEST_CASE("a loop that resumes loses no sample that was drawn ahead", "[pure][pr
     auto sampler = make_sampler();
     auto loader = make_loader(sampler);
     Indices seen;
-    std::stringstream file;
+    std::string file;
     size_t batches = 0;
     for (const auto& batch : *loader) {
       if (batches++ == stop_after) {
-        torch::serialize::OutputArchive archive;
-        sampler.save(archive);
-        archive.save_to(file);
+        file = bytes_of_archive(sampler);
         break;
       }
       seen.insert(seen.end(), batch.begin(), batch.end());
     }
     auto resumed = make_sampler();
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = archive_of(file);
     resumed.load(archive);
     for (const size_t index : epoch_through(*make_loader(resumed))) seen.push_back(index);
     CHECK(seen == whole);

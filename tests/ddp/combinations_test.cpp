@@ -10,9 +10,7 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 enum class Graph { Whole, Unused, Static };
 

@@ -1,9 +1,6 @@
 // A small network on a GPU and functions that train it, for tests with one rank.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>

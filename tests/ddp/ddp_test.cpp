@@ -382,9 +382,8 @@ TEST_CASE("a skipped parameter is named by its full name", "[ranks][errors][ddp]
     net[1]->as<torch::nn::Linear>()->forward(torch::ones({1, 2})).sum().backward();
   });
   CHECK_THAT(
-      errors,
-      Each(ContainsText("without gradients for 2 of 4 parameters (0.weight, 0.bias) on every "
-                        "rank")));
+      errors, Each(ContainsText(
+                  "without gradients for 2 of 4 parameters (0.weight, 0.bias) on every rank")));
 }
 
 }  // namespace ddp

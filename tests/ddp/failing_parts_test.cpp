@@ -81,18 +81,15 @@ TEST_CASE(
   const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
   const int before = GENERATE(0, 3);
   CAPTURE(where, before);
-  const auto seen = run_ranks<Seen>(
-      3,
-      [&](const Rank& self) {
-        Model model(make_net(), in(self).reduction(reduction));
-        const auto step = [&] { model->forward(torch::ones({1, 2})).sum().backward(); };
-        for (int i = 0; i < before; ++i) step();
-        const auto timed =
-            timed_error_of([&] { self.rank == 1 ? backward_that_throws(model, where) : step(); });
-        if (self.rank == 1) self.wait_until_others_end();
-        return Seen{timed.error, timed.seconds};
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<Seen>(3, kLongTimeout, [&](const Rank& self) {
+    Model model(make_net(), in(self).reduction(reduction));
+    const auto step = [&] { model->forward(torch::ones({1, 2})).sum().backward(); };
+    for (int i = 0; i < before; ++i) step();
+    const auto timed =
+        timed_error_of([&] { self.rank == 1 ? backward_that_throws(model, where) : step(); });
+    if (self.rank == 1) self.wait_until_others_end();
+    return Seen{timed.error, timed.seconds};
+  });
   CHECK_THAT(seen[1].error, Catch::Contains("the loss threw"));
   for (const int rank : {0, 2}) {
     CHECK_THAT(
@@ -143,22 +140,19 @@ TEST_CASE(
 TEST_CASE(
     "an optimizer that throws in the backward pass stops the other ranks",
     "[ranks][errors][failure][step]") {
-  const auto seen = run_ranks<Seen>(
-      2,
-      [](const Rank& self) {
-        const auto net = make_net();
-        Model model(net, in(self));
-        model->step_in_backward(std::make_shared<Sgd>(net->parameters(), self.rank == 1));
-        const auto timed = timed_error_of([&] {
-          for (int step = 0; step < 2; ++step) {
-            model->zero_grad();
-            model->forward(torch::ones({1, 2})).sum().backward();
-          }
-        });
-        if (self.rank == 1) self.wait_until_others_end();
-        return Seen{timed.error, timed.seconds};
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<Seen>(2, kLongTimeout, [](const Rank& self) {
+    const auto net = make_net();
+    Model model(net, in(self));
+    model->step_in_backward(std::make_shared<Sgd>(net->parameters(), self.rank == 1));
+    const auto timed = timed_error_of([&] {
+      for (int step = 0; step < 2; ++step) {
+        model->zero_grad();
+        model->forward(torch::ones({1, 2})).sum().backward();
+      }
+    });
+    if (self.rank == 1) self.wait_until_others_end();
+    return Seen{timed.error, timed.seconds};
+  });
   CHECK(seen[1].error == "the optimizer threw");
   CHECK_THAT(
       seen[0].error, Catch::Contains("a step in the backward pass threw on rank 1 of 2, whose "

@@ -11,12 +11,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Multiplies by a weight; throws when the test asks for it.
 class FragileImpl : public torch::nn::Module {
@@ -49,7 +44,7 @@ void step(DistributedDataParallel<Fragile>& model) {
 }
 
 struct Seen {
-  testing::TimedError first;
+  TimedError first;
   std::string next;
 };
 
@@ -73,22 +68,19 @@ TEST_CASE(
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   CAPTURE(in_forward, rebuilt, hooked);
-  const auto seen = run_ranks<Seen>(
-      3,
-      [&](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self));
-        if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
-        for (int i = 0; rebuilt && i < 2; ++i) step(model);
-        if (self.rank == 1) (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
-        Seen seen;
-        seen.first = testing::timed_error_of([&] { step(model); });
-        net->throw_in_forward = net->throw_in_backward = false;
-        wait_for_the_others(self);
-        seen.next = error_of([&] { step(model); });
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<Seen>(3, kLongTimeout, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
+    for (int i = 0; rebuilt && i < 2; ++i) step(model);
+    if (self.rank == 1) (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
+    Seen seen;
+    seen.first = timed_error_of([&] { step(model); });
+    net->throw_in_forward = net->throw_in_backward = false;
+    wait_for_the_others(self);
+    seen.next = error_of([&] { step(model); });
+    return seen;
+  });
   const std::string cause =
       in_forward ? "forward threw on rank 1 of 3: forward boom"
                  : "backward threw on rank 1 of 3, after 0 of 1 buckets were sent: backward boom";
@@ -105,23 +97,20 @@ TEST_CASE("a failed wrapper throws its reason at the next call", "[ranks][errors
   const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
   const std::string next = GENERATE("step", "join", "join without input");
   CAPTURE(next);
-  const auto seen = run_ranks<std::string>(
-      3,
-      [&](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self).reduction(reduction));
-        step(model);
-        net->throw_in_forward = self.rank == 1;
-        TORCH_CHECK(!error_of([&] { step(model); }).empty());
-        net->throw_in_forward = false;
-        wait_for_the_others(self);
-        return error_of([&] {
-          if (next == "step") step(model);
-          if (next == "join") model->join([&] { step(model); });
-          if (next == "join without input") model->join([] {});
-        });
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<std::string>(3, kLongTimeout, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self).reduction(reduction));
+    step(model);
+    net->throw_in_forward = self.rank == 1;
+    TORCH_CHECK(!error_of([&] { step(model); }).empty());
+    net->throw_in_forward = false;
+    wait_for_the_others(self);
+    return error_of([&] {
+      if (next == "step") step(model);
+      if (next == "join") model->join([&] { step(model); });
+      if (next == "join without input") model->join([] {});
+    });
+  });
   for (const auto& error : seen) {
     CHECK(error == std::string("forward threw on rank 1 of 3: forward boom") + kAborted);
   }
@@ -132,40 +121,34 @@ TEST_CASE(
     "[ranks][errors][failure][many]") {
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(1, 2, 3);
-  const auto seen = run_ranks<float>(
-      size,
-      [&](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(
-            net, in(self).bucket_cap_mb(1e-6).gradient_as_bucket_view(as_views));
-        for (int i = 0; i < 2; ++i) step(model);
-        net->throw_in_forward = true;
-        TORCH_CHECK(error_of([&] { step(model); }).find("boom") != std::string::npos);
-        net->throw_in_forward = false;
-        net->zero_grad();
-        model->forward(torch::full({4}, self.rank + 1.0f)).sum().backward();
-        return net->w.grad()[0].item<float>();
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<float>(size, kLongTimeout, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(
+        net, in(self).bucket_cap_mb(1e-6).gradient_as_bucket_view(as_views));
+    for (int i = 0; i < 2; ++i) step(model);
+    net->throw_in_forward = true;
+    TORCH_CHECK(error_of([&] { step(model); }).find("boom") != std::string::npos);
+    net->throw_in_forward = false;
+    net->zero_grad();
+    model->forward(torch::full({4}, self.rank + 1.0f)).sum().backward();
+    return net->w.grad()[0].item<float>();
+  });
   for (const float gradient : seen) CHECK(gradient == Approx((size + 1) / 2.0));
 }
 
 TEST_CASE("a backward that throws aborts the group", "[ranks][errors][failure][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool on_all = GENERATE(true, false);
-  const auto next = run_ranks<std::string>(
-      size,
-      [&](const Rank& self) {
-        Fragile net;
-        // One bucket a parameter: v's is being reduced when w's gradient fails.
-        DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
-        for (int i = 0; i < 2; ++i) step(model);
-        net->throw_in_backward = on_all || self.rank == 0;
-        TORCH_CHECK(!error_of([&] { step(model); }).empty());
-        net->throw_in_backward = false;
-        return error_of([&] { step(model); });
-      },
-      kLongTimeout);
+  const auto next = run_ranks<std::string>(size, kLongTimeout, [&](const Rank& self) {
+    Fragile net;
+    // One bucket a parameter: v's is being reduced when w's gradient fails.
+    DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
+    for (int i = 0; i < 2; ++i) step(model);
+    net->throw_in_backward = on_all || self.rank == 0;
+    TORCH_CHECK(!error_of([&] { step(model); }).empty());
+    net->throw_in_backward = false;
+    return error_of([&] { step(model); });
+  });
   for (const auto& error : next) {
     CHECK(error == next[0]);
     if (size == 1) {
@@ -177,19 +160,16 @@ TEST_CASE("a backward that throws aborts the group", "[ranks][errors][failure][m
 }
 
 TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][failure][many]") {
-  const auto seen = run_ranks<Seen>(
-      3,
-      [&](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self));
-        step(model);
-        if (self.rank == 2) model->forward(torch::ones({4}));
-        Seen seen;
-        seen.first = testing::timed_error_of([&] { step(model); });
-        seen.next = error_of([&] { step(model); });
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<Seen>(3, kLongTimeout, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    if (self.rank == 2) model->forward(torch::ones({4}));
+    Seen seen;
+    seen.first = timed_error_of([&] { step(model); });
+    seen.next = error_of([&] { step(model); });
+    return seen;
+  });
   const std::string remedy =
       "Every rank has to run as many forward and backward passes; evaluate in eval() mode or under "
       "torch::NoGradGuard.";
@@ -197,12 +177,10 @@ TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][
     CHECK(
         rank.first.error ==
         "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, "
-        "1 "
-        "of 3. " +
+        "1 of 3. " +
             remedy +
             "\nReducer: 2 training forward passes came since the last reduced backward pass on "
-            "rank "
-            "2 of 3. " +
+            "rank 2 of 3. " +
             remedy);
     CHECK(rank.next.empty());
   }
@@ -234,8 +212,9 @@ TEST_CASE("a destroyed group starts no more collectives", "[ranks][errors][failu
     for (size_t i = 0; i < rank.size(); ++i) {
       CAPTURE(i);
       CHECK_THAT(
-          rank[i], ContainsText("process group: expected one that is in use, got one that was "
-                                "destroyed on rank "));
+          rank[i],
+          ContainsText(
+              "process group: expected one that is in use, got one that was destroyed on rank "));
     }
     CHECK_THAT(rank[4], ContainsText("bucket"));
   }
@@ -260,23 +239,20 @@ TEST_CASE("ranks may differ in evaluations with gradients enabled", "[ranks][fai
 TEST_CASE(
     "a timeout names the bucket and the ranks that had arrived", "[ranks][errors][failure][many]") {
   // Ranks report where they wait after two seconds, and some begin later.
-  const testing::RanksOptions options{std::chrono::seconds(6)};
+  const RanksOptions options{std::chrono::seconds(6)};
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
-  const auto errors = errors_of_ranks(
-      3,
-      [&](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self));
-        if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
-        for (int i = 0; i < (rebuilt ? 2 : 1); ++i) step(model);
-        if (self.rank == 1) {
-          self.wait_until_others_end();
-          return;
-        }
-        step(model);
-      },
-      options);
+  const auto errors = errors_of_ranks(3, options, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
+    for (int i = 0; i < (rebuilt ? 2 : 1); ++i) step(model);
+    if (self.rank == 1) {
+      self.wait_until_others_end();
+      return;
+    }
+    step(model);
+  });
   for (const int rank : {0, 2}) {
     CHECK_THAT(
         errors[rank], ContainsText("reducing bucket 0 of 1 (32 bytes: ") && ContainsText("w") &&
@@ -288,16 +264,13 @@ TEST_CASE(
 }
 
 TEST_CASE("the other ranks stop when a rank leaves", "[ranks][errors][failure]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self));
-        step(model);
-        TORCH_CHECK(self.rank == 0, "I am leaving");
-        step(model);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    TORCH_CHECK(self.rank == 0, "I am leaving");
+    step(model);
+  });
   CHECK_THAT(
       errors[0], ContainsText("an exception in the program of rank 1 of 2 ended its part") &&
                      ContainsText(kAborted));
@@ -306,17 +279,14 @@ TEST_CASE("the other ranks stop when a rank leaves", "[ranks][errors][failure]")
 
 TEST_CASE(
     "a rank that leaves before it sent its buffers stops the others", "[ranks][errors][failure]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        torch::nn::BatchNorm1d net(4);
-        DistributedDataParallel model(net, in(self));
-        const auto x = torch::ones({2, 4}) * torch::tensor({{1.0}, {2.0}});
-        for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
-        TORCH_CHECK(self.rank == 1, "I am leaving");
-        model->forward(x).sum().backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    torch::nn::BatchNorm1d net(4);
+    DistributedDataParallel model(net, in(self));
+    const auto x = torch::ones({2, 4}) * torch::tensor({{1.0}, {2.0}});
+    for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
+    TORCH_CHECK(self.rank == 1, "I am leaving");
+    model->forward(x).sum().backward();
+  });
   CHECK(errors[0] == "I am leaving");
   CHECK_THAT(
       errors[1], ContainsText("an exception in the program of rank 0 of 2 ended its part") &&
@@ -365,7 +335,7 @@ TEST_CASE("a pass under no_sync stays local after a reduced one", "[ranks][failu
 
 TEST_CASE("errors explain frozen, unfrozen and replaced parameters", "[ranks][errors][failure]") {
   const std::string what = GENERATE("frozen", "thawed", "replaced");
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     Fragile net;
     if (what == "thawed") net->v.set_requires_grad(false);
     DistributedDataParallel model(net, in(self));
@@ -377,40 +347,35 @@ TEST_CASE("errors explain frozen, unfrozen and replaced parameters", "[ranks][er
     }
     step(model);
   });
-  CHECK(errors[0] == errors[1]);
-  CHECK_THAT(errors[0], ContainsText("on rank 1 of 2"));
+  CHECK_THAT(error, ContainsText("on rank 1 of 2"));
   if (what == "frozen") {
-    CHECK_THAT(errors[0], ContainsText("(v: frozen after the module was wrapped)"));
+    CHECK_THAT(error, ContainsText("(v: frozen after the module was wrapped)"));
   }
   if (what == "thawed") {
-    CHECK_THAT(errors[0], ContainsText("(v: required no gradient when the module was wrapped)"));
+    CHECK_THAT(error, ContainsText("(v: required no gradient when the module was wrapped)"));
   }
   if (what == "replaced") {
-    CHECK_THAT(errors[0], ContainsText("(v: replaced in the module after it was wrapped"));
+    CHECK_THAT(error, ContainsText("(v: replaced in the module after it was wrapped"));
   }
 }
 
 TEST_CASE(
     "a training pass that only one rank ran is an error before any collective", "[ranks][errors]") {
-  testing::RanksOptions options = kLongTimeout;
+  RanksOptions options = kLongTimeout;
   options.backend = "shm";  // Gloo ends the process where sizes differ
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        Fragile net;
-        DistributedDataParallel model(net, in(self));
-        step(model);
-        if (self.rank == 0) step(model);
-        auto metric = torch::ones({1});
-        all_reduce(metric, c10d::ReduceOp::SUM, self.group);
-      },
-      options);
-  CHECK(errors[0] == errors[1]);
+  const auto error = error_of_all(2, options, [](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    if (self.rank == 0) step(model);
+    auto metric = torch::ones({1});
+    all_reduce(metric, c10d::ReduceOp::SUM, self.group);
+  });
   CHECK_THAT(
-      errors[0], Catch::Matchers::StartsWith(
-                     "rank 0 began a training forward pass that rank 1 did not. Every rank has "
-                     "to train on as many batches, or in join(): ") &&
-                     ContainsText("expected every rank to call the same collective"));
+      error,
+      Catch::Matchers::StartsWith("rank 0 began a training forward pass that rank 1 did not. Every "
+                                  "rank has to train on as many batches, or in join(): ") &&
+          ContainsText("expected every rank to call the same collective"));
 }
 
 TEST_CASE("an uncaught error prints a few lines without a stack", "[ranks][errors]") {

@@ -8,7 +8,6 @@
 
 #include "ddp/wrapping.h"
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

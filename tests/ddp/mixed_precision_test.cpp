@@ -25,13 +25,7 @@
 namespace ddp::mixed_precision {  // a unity build joins the tests' files
 namespace {
 
-using testing::all_equal;
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::TemporaryFolder;
+using namespace testing;
 
 DistributedDataParallelOptions low(const Rank& self) {
   return in(self).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
@@ -67,7 +61,7 @@ TORCH_MODULE(Net);
 
 Net make_net() {
   Net net;
-  testing::set_waves(*net, {0.37, 1, 1, 0.3});
+  set_waves(*net, {0.37, 1, 1, 0.3});
   return net;
 }
 
@@ -162,7 +156,7 @@ TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ra
     CHECK(all_equal(result[0], results[0][0]));
     // A sum of three in bfloat16 depends on the order, which depends on the size of the message.
     if (size < 3) CHECK(all_equal(result[0], result[1]));
-    CHECK(testing::all_close(result[0], result[1], 1e-2, 1e-2));
+    CHECK(all_close(result[0], result[1], 1e-2, 1e-2));
   }
 }
 

@@ -50,26 +50,23 @@ RanksOptions registered_over(const std::string& backend) {
 }
 
 std::vector<at::Tensor> trained_over(const std::string& backend) {
-  return run_ranks<at::Tensor>(
-      2,
-      [](const Rank& self) {
-        torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
-        auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
-        {
-          const torch::NoGradGuard no_grad;
-          for (auto& p : net->parameters()) p.uniform_(-1, 1, generator);
-        }
-        DistributedDataParallel<torch::nn::Sequential> model(net, in(self));
-        torch::optim::SGD optimizer(model->parameters(), 0.05);
-        for (int step = 0; step < 5; ++step) {
-          optimizer.zero_grad();
-          const auto x = torch::arange(8.0).view({2, 4}) / (3 + self.rank + step);
-          model->forward(x).sum().backward();
-          optimizer.step();
-        }
-        return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
-      },
-      registered_over(backend));
+  return run_ranks<at::Tensor>(2, registered_over(backend), [](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : net->parameters()) p.uniform_(-1, 1, generator);
+    }
+    DistributedDataParallel<torch::nn::Sequential> model(net, in(self));
+    torch::optim::SGD optimizer(model->parameters(), 0.05);
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      const auto x = torch::arange(8.0).view({2, 4}) / (3 + self.rank + step);
+      model->forward(x).sum().backward();
+      optimizer.step();
+    }
+    return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
+  });
 }
 
 }  // namespace
@@ -83,8 +80,7 @@ TEST_CASE("a model trains over a program's own backend as over Gloo", "[own_back
 
 TEST_CASE("two backends whose names c10d does not know share a group", "[own_backend][ranks]") {
   const auto names = run_ranks<std::vector<std::string>>(
-      2,
-      [](const Rank& self) {
+      2, registered_over("cpu:relay,toy:toy_relay"), [](const Rank& self) {
         return std::vector<std::string>{
             self.group->getBackend(c10::kCPU)->getBackendName(),
             self.group->getBackend(c10::kPrivateUse1)->getBackendName(),
@@ -93,8 +89,7 @@ TEST_CASE("two backends whose names c10d does not know share a group", "[own_bac
             capabilities_of(*self.group, c10::Device(c10::kPrivateUse1, 0)).waits_on_stream
                 ? "waits"
                 : "does not wait"};
-      },
-      registered_over("cpu:relay,toy:toy_relay"));
+      });
   const std::vector<std::string> expected{
       "relay_of_a_plugin", "toy", "relay_of_a_plugin", "does not wait", "waits"};
   CHECK(names[0] == expected);
@@ -224,9 +219,8 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
   backends::add(late);  // once: the case runs twice
   const bool init_sync = GENERATE(true, false);
   CAPTURE(init_sync);
-  const auto allocated = run_ranks<std::vector<int>>(
-      2,
-      [&](const Rank& self) {
+  const auto allocated =
+      run_ranks<std::vector<int>>(2, registered_over("late_memory"), [&](const Rank& self) {
         torch::nn::Linear net(4, 8);
         DistributedDataParallel<torch::nn::Linear> model(net, in(self).init_sync(init_sync));
         const auto& backend =
@@ -235,8 +229,7 @@ TEST_CASE("buckets without a first collective lie in ordinary memory", "[own_bac
         for (int step = 0; step < 3; ++step) model->forward(torch::ones({2, 4})).sum().backward();
         counts.push_back(backend.allocated);
         return counts;
-      },
-      registered_over("late_memory"));
+      });
   for (const auto& counts : allocated) {
     CHECK((counts[0] > 0) == init_sync);
     CHECK(counts[1] > counts[0]);  // the buckets of the final order
@@ -261,15 +254,12 @@ TEST_CASE("every rank of the parent has a part in making a group", "[own_backend
     parts_in_groups[setup.rank].push_back(setup.parent ? "sits out" : "has no parent");
   };
   REQUIRE(backends::add(splitting));
-  run_ranks<int>(
-      3,
-      [](const Rank& self) {
-        const auto two = new_group({0, 2}, self.group);
-        const auto alone = new_group({1}, self.group);
-        const auto by_color = split_group(self.rank == 1 ? -1 : 0, -self.rank, self.group);
-        return 0;
-      },
-      registered_over("splitting"));
+  run_ranks<int>(3, registered_over("splitting"), [](const Rank& self) {
+    const auto two = new_group({0, 2}, self.group);
+    const auto alone = new_group({1}, self.group);
+    const auto by_color = split_group(self.rank == 1 ? -1 : 0, -self.rank, self.group);
+    return 0;
+  });
   using Parts = std::vector<std::string>;
   CHECK(parts_in_groups[0] == Parts{"makes 0 2", "sits out", "makes 2 0"});
   CHECK(parts_in_groups[1] == Parts{"sits out", "sits out", "sits out"});

@@ -1,7 +1,6 @@
 // Complete programs: a policy with an actor and a saver on threads of their own, a
 // scene that densifies, an actor and a critic under one loss scale.
 #include <atomic>
-#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <limits>

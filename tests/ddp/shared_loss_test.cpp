@@ -1,6 +1,5 @@
 // Several models in one loss, whose ranks use different parts of them: their collectives share one
 // group, in which the order counts.
-#include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -14,9 +13,7 @@
 namespace ddp::shared_loss {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // Four weights of as many elements, so that buckets in a wrong order would add up without an error.
 class BranchesImpl : public torch::nn::Module {

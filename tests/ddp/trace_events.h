@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -87,6 +87,36 @@ class SmallRepository(unittest.TestCase):
         error_texts.obsolete,
     )
 
+    # A file, a part of it and what stands there instead, and the one fault that this makes.
+    EDITS = (
+        ("docs/a.md", "[here](#a)", "[here](nowhere.md)",
+         page_checks.broken_links, "docs/a.md:5: nowhere.md leads nowhere"),
+        ("docs/a.md", "[here](#a)", "[here](../..)",
+         page_checks.broken_links, "docs/a.md:5: ../.. leads nowhere"),
+        ("README.md", "#two-words", "#three-words",
+         page_checks.broken_links, "README.md:3: docs/a.md#three-words: no heading has this anchor"),
+        ("docs/a.md", "(#a)", "(#b)",
+         page_checks.broken_links, "docs/a.md:5: #b: no heading has this anchor"),
+        ("docs/debugging.md", "[start](getting_started.md)", "start",
+         page_checks.unreachable_pages, "docs/getting_started.md: no link from README.md leads here"),
+        ("docs/site/mkdocs.yml", "      - docs/a.md\n", "",
+         page_checks.faults_of_navigation, "docs/a.md: expected once in docs/site/mkdocs.yml"),
+        ("docs/site/mkdocs.yml", "- docs/a.md\n", "- docs/a.md\n      - docs/a.md\n",
+         page_checks.faults_of_navigation, "docs/a.md: expected once in docs/site/mkdocs.yml"),
+        ("docs/site/mkdocs.yml", "- docs/a.md\n", "- docs/a.md\n      - docs/z.md\n",
+         page_checks.faults_of_navigation, "docs/site/mkdocs.yml: docs/z.md is not there"),
+        ("examples/minimal/main.cpp", "{}", "{ }",
+         page_checks.stale_copies, "docs/getting_started.md: its program is not examples/minimal/main.cpp"),
+        ("docs/a.md", "`[nor](this.md)`", "x" * 120,
+         page_checks.long_lines, "docs/a.md:10: 138 characters, more than 120"),
+        ("docs/debugging.md", "| `it has ended` | a | b |\n", "| `it has ended` | a | b |\n\n```\n",
+         page_checks.open_fences, "docs/debugging.md: a block of code does not end"),
+        ("docs/debugging.md", ", `Sampler:`", "",
+         error_texts.unexplained, 'sampler/a.cpp:2: "Sampler:" has no row in docs/debugging.md'),
+        ("ddp/join.cpp", "it has ended", "it goes on",
+         error_texts.obsolete, "docs/debugging.md:10: no source has the text `it has ended`"),
+    )  # fmt: skip
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -107,90 +137,19 @@ class SmallRepository(unittest.TestCase):
     def test_no_fault(self):
         self.expect(None)
 
-    def test_file_that_is_missing(self):
-        self.replace("docs/a.md", "[here](#a)", "[here](nowhere.md)")
-        self.expect(page_checks.broken_links, "docs/a.md:5: nowhere.md leads nowhere")
-
-    def test_file_outside(self):
-        self.replace("docs/a.md", "[here](#a)", "[here](../..)")
-        self.expect(page_checks.broken_links, "docs/a.md:5: ../.. leads nowhere")
-
-    def test_anchor_of_another_page(self):
-        self.replace("README.md", "#two-words", "#three-words")
-        self.expect(
-            page_checks.broken_links,
-            "README.md:3: docs/a.md#three-words: no heading has this anchor",
-        )
-
-    def test_anchor_of_the_same_page(self):
-        self.replace("docs/a.md", "(#a)", "(#b)")
-        self.expect(page_checks.broken_links, "docs/a.md:5: #b: no heading has this anchor")
-
-    def test_page_that_nothing_leads_to(self):
-        self.replace("docs/debugging.md", "[start](getting_started.md)", "start")
-        self.expect(
-            page_checks.unreachable_pages,
-            "docs/getting_started.md: no link from README.md leads here",
-        )
-
-    def test_page_without_place(self):
-        self.replace("docs/site/mkdocs.yml", "      - docs/a.md\n", "")
-        self.expect(
-            page_checks.faults_of_navigation, "docs/a.md: expected once in docs/site/mkdocs.yml"
-        )
-
-    def test_page_with_two_places(self):
-        self.replace("docs/site/mkdocs.yml", "- docs/a.md\n", "- docs/a.md\n      - docs/a.md\n")
-        self.expect(
-            page_checks.faults_of_navigation, "docs/a.md: expected once in docs/site/mkdocs.yml"
-        )
-
-    def test_place_without_page(self):
-        self.replace("docs/site/mkdocs.yml", "- docs/a.md\n", "- docs/a.md\n      - docs/z.md\n")
-        self.expect(
-            page_checks.faults_of_navigation, "docs/site/mkdocs.yml: docs/z.md is not there"
-        )
-
-    def test_copy_that_differs(self):
-        self.replace("examples/minimal/main.cpp", "{}", "{ }")
-        self.expect(
-            page_checks.stale_copies,
-            "docs/getting_started.md: its program is not examples/minimal/main.cpp",
-        )
-
-    def test_header_without_row(self):
-        (self.root / "ddp/include/ddp/new.h").write_text("void f();\n")
-        self.expect(
-            page_checks.unlisted_headers,
-            "ddp/include/ddp/new.h: has no row in docs/reference.md",
-        )
-
-    def test_long_line(self):
-        self.replace("docs/a.md", "`[nor](this.md)`", "x" * 120)
-        self.expect(page_checks.long_lines, "docs/a.md:10: 138 characters, more than 120")
-
-    def test_code_that_does_not_end(self):
-        self.replace("docs/debugging.md", "| `it has ended` | a | b |\n",
-                     "| `it has ended` | a | b |\n\n```\n")  # fmt: skip
-        self.expect(page_checks.open_fences, "docs/debugging.md: a block of code does not end")
+    def test_every_edit_makes_its_fault(self):
+        for path, old, new, check, fault in self.EDITS:
+            with self.subTest(fault):
+                whole = (self.root / path).read_text()
+                self.replace(path, old, new)
+                self.expect(check, fault)
+                (self.root / path).write_text(whole)
 
     def test_error_text_without_row(self):
         self.replace("ddp/join.cpp", '"join: expected "', '"leave: expected "')
         self.replace("docs/debugging.md", "`join:`, ", "")
         self.expect(
             error_texts.unexplained, 'ddp/join.cpp:1: "leave:" has no row in docs/debugging.md'
-        )
-
-    def test_error_text_of_a_constant_without_row(self):
-        self.replace("docs/debugging.md", ", `Sampler:`", "")
-        self.expect(
-            error_texts.unexplained, 'sampler/a.cpp:2: "Sampler:" has no row in docs/debugging.md'
-        )
-
-    def test_row_without_error_text(self):
-        self.replace("ddp/join.cpp", "it has ended", "it goes on")
-        self.expect(
-            error_texts.obsolete, "docs/debugging.md:10: no source has the text `it has ended`"
         )
 
 

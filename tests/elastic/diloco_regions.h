@@ -1,11 +1,9 @@
 // Regions of DiLoCo that are threads of a test, with a coordinator beside them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "elastic/test_coordinator.h"
+#include "support/archives.h"
 #include "support/ranks.h"
 #include "support/relay_backend.h"
 #include "training/diloco_simulation.h"
@@ -58,14 +57,8 @@ inline void train_until(DiLoCo& diloco, const Tensors& parameters, int64_t regio
 }
 
 inline at::Tensor saved(const DiLoCo& diloco, const char* key) {
-  torch::serialize::OutputArchive archive;
-  diloco.save(archive);
-  std::stringstream bytes;
-  archive.save_to(bytes);
-  torch::serialize::InputArchive again;
-  again.load_from(bytes);
   at::Tensor value;
-  again.read(key, value);
+  testing::reread(diloco).read(key, value);
   return value;
 }
 

@@ -169,8 +169,7 @@ TEST_CASE("regions that come and go leave nothing", "[ranks][elastic][diloco]") 
   std::atomic<bool> is_over{false};
   std::vector<testing::Usage> usages;
   run_ranks<int>(
-      2,
-      [&](const Rank& self) {
+      2, {std::chrono::seconds(20), std::chrono::seconds(20 + 2 * changes)}, [&](const Rank& self) {
         const auto own = place(self, 1, coordinator, DiLoCoOptions().sync_every(2)).options;
         const auto parameters = begin_parameters(0);
         for (int change = 0; self.rank == 1 && change < changes; ++change) {
@@ -186,8 +185,7 @@ TEST_CASE("regions that come and go leave nothing", "[ranks][elastic][diloco]") 
           train_until(diloco, parameters, self.rank, diloco.step() + 1);
         }
         return 0;
-      },
-      {std::chrono::seconds(20), std::chrono::seconds(20 + 2 * changes)});
+      });
   const auto first = usages.at(usages.size() / 2);
   const auto last = usages.back();
   CAPTURE(first.memory, last.memory);

@@ -23,9 +23,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::Rank;
-using testing::TestCoordinator;
+using namespace testing;
 
 }  // namespace
 
@@ -85,7 +83,7 @@ TEST_CASE("what Elastic refuses", "[ranks][elastic][errors]") {
   SECTION("other parts on another rank, and parts that differ") {
     const bool names = GENERATE(true, false);
     const auto two = coordinator(2);
-    const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+    const auto errors = errors_of_ranks(2, [&](const Rank& self) {
       Elastic run(options(*two));
       int64_t number = names ? 0 : self.rank;
       run.add(names && self.rank == 1 ? "another" : "number", number);

@@ -45,15 +45,6 @@ Words trains(
   return ddprun(options);
 }
 
-/// The id of the last process that had the slot.
-int pid_of(const std::string& out, int slot) {
-  return numbers_after(out, "slot " + std::to_string(slot) + " pid ").back();
-}
-
-void wait_for_generation(Process& job, int generation) {
-  job.read_until("ddprun: generation " + std::to_string(generation) + ": ");
-}
-
 void wait_for_step_20(Process& job, int ranks) { job.read_until("reached step 20", ranks); }
 
 /// The words after `text`, up to the next comma, at each place.
@@ -123,16 +114,16 @@ TEST_CASE("killed ranks are replaced: the bits of a run without failures", "[pro
   Process job(trains({"-n", "4"}, folder.path(), backend, 20), for_jobs());
   wait_for_generation(job, 1);
   wait_for_step_20(job, 4);
-  const int survivor = pid_of(job.out(), 2);
-  ::kill(pid_of(job.out(), 0), SIGKILL);
+  const int survivor = pid_of_slot(job.out(), 2);
+  ::kill(pid_of_slot(job.out(), 0), SIGKILL);
   wait_for_generation(job, 2);
-  for (const int slot : {0, 3}) ::kill(pid_of(job.out(), slot), SIGKILL);  // two at once
+  for (const int slot : {0, 3}) ::kill(pid_of_slot(job.out(), slot), SIGKILL);  // two at once
   job.read_until("starting another one", 3);
-  ::kill(pid_of(job.out(), 1), SIGKILL);  // while the others recover
+  ::kill(pid_of_slot(job.out(), 1), SIGKILL);  // while the others recover
   const Ended ended = job.wait();
   CHECK(ended.code == 0);
   CHECK(hashes_in(ended.out) == std::vector<std::string>(4, quiet));
-  CHECK(pid_of(ended.out, 2) == survivor);
+  CHECK(pid_of_slot(ended.out, 2) == survivor);
   CHECK_THAT(ended.out, ContainsText("was killed by signal 9 (SIGKILL); starting another one"));
 }
 
@@ -144,10 +135,10 @@ TEST_CASE("ranks that are killed in a save and in an evaluation are replaced", "
   Process job(trains({"-n", "3"}, folder.path(), kind), for_jobs());
   wait_for_generation(job, 1);
   job.read_until("slot 1 saves");
-  ::kill(pid_of(job.out(), 1), SIGKILL);
+  ::kill(pid_of_slot(job.out(), 1), SIGKILL);
   wait_for_generation(job, 2);
   job.read_until("slot 2 evaluates");
-  ::kill(pid_of(job.out(), 2), SIGKILL);
+  ::kill(pid_of_slot(job.out(), 2), SIGKILL);
   const Ended ended = job.wait();
   CAPTURE(ended.out);
   CHECK(ended.code == 0);
@@ -161,8 +152,8 @@ TEST_CASE("fewer ranks go on at once, are equal, and use every sample once", "[p
   Process job(trains({"-n", "4", "--min-ranks", "2"}, folder.path(), "slow"), for_jobs());
   wait_for_generation(job, 1);
   wait_for_step_20(job, 4);
-  ::kill(pid_of(job.out(), 0), SIGKILL);
-  ::kill(pid_of(job.out(), 1), SIGKILL);
+  ::kill(pid_of_slot(job.out(), 0), SIGKILL);
+  ::kill(pid_of_slot(job.out(), 1), SIGKILL);
   job.read_until(": 2 ranks (2, 3) go on from step ");
   job.read_until("rank 3 of 4", 2);  // both were replaced
   const Ended ended = job.wait();
@@ -258,7 +249,7 @@ TEST_CASE("random kills", "[.kills][process]") {
     const int at_once = random() % 3 == 0 ? 2 : 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));
     const auto first = static_cast<int>(random() % 4);
-    for (int i = 0; i < at_once; ++i) ::kill(pid_of(job.out(), (first + i) % 4), SIGKILL);
+    for (int i = 0; i < at_once; ++i) ::kill(pid_of_slot(job.out(), (first + i) % 4), SIGKILL);
     done += at_once;
     const Ended ended = job.wait();
     CAPTURE(done, ended.out);

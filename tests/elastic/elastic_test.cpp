@@ -439,8 +439,7 @@ TEST_CASE("changes leave no descriptor, thread or mapping", "[ranks][elastic]") 
   std::vector<Usage> usages;
   std::atomic<bool> ends{false};
   run_ranks<int>(
-      2,
-      [&](const Rank& self) {
+      2, {std::chrono::seconds(20), std::chrono::seconds(20 + 2 * changes)}, [&](const Rank& self) {
         // Rank 1 is lost and comes back in each change; rank 0 stays.
         for (bool is_lost = true; is_lost && !ends;) {
           is_lost = false;
@@ -475,8 +474,7 @@ TEST_CASE("changes leave no descriptor, thread or mapping", "[ranks][elastic]") 
           }
         }
         return 0;
-      },
-      {std::chrono::seconds(20), std::chrono::seconds(20 + 2 * changes)});
+      });
   const auto first = usages.at(usages.size() / 2);
   const auto last = usages.back();
   CAPTURE(first.memory, last.memory);

@@ -1,9 +1,7 @@
 // The coordinator of an elastic job, on a thread of the test.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <optional>
 #include <string>
 #include <thread>

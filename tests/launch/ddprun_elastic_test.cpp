@@ -2,7 +2,6 @@
 // in memory, and get that of the others.
 #include <sys/stat.h>
 
-#include <chrono>
 #include <csignal>
 #include <memory>
 #include <string>
@@ -29,16 +28,6 @@ Words elastic(Words options, const Words& probe) {
   return ddprun(options);
 }
 
-/// The id of the last process that had the slot.
-int pid_of(const std::string& out, int slot) {
-  return numbers_after(out, "slot " + std::to_string(slot) + " pid ").back();
-}
-
-/// Waits until ddprun says so: only then all its ranks can be lost without starting all again.
-void wait_for_generation(Process& job, int generation) {
-  job.read_until("ddprun: generation " + std::to_string(generation) + ": ");
-}
-
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -49,17 +38,17 @@ TEST_CASE("a killed rank is replaced, and the others go on where they were", "[p
   Process job(elastic({"-n", "3"}, {"100000", "5"}), in_one_stream());
   wait_for_generation(job, 1);
   job.read_until("reached step 20", 3);
-  const int survivor = pid_of(job.out(), 1);
-  ::kill(pid_of(job.out(), 0), SIGKILL);
+  const int survivor = pid_of_slot(job.out(), 1);
+  ::kill(pid_of_slot(job.out(), 0), SIGKILL);
   wait_for_generation(job, 2);
-  CHECK(pid_of(job.out(), 1) == survivor);
+  CHECK(pid_of_slot(job.out(), 1) == survivor);
   CHECK(has(job.out(), ": generation 2, rank 0 of 3, step "));
   // The replacement began at the others' step.
   CHECK(!has(job.out(), ": generation 2, rank 0 of 3, step 0\n"));
-  for (const int slot : {1, 2}) ::kill(pid_of(job.out(), slot), SIGKILL);  // two at once
-  const int last = pid_of(job.out(), 0);
+  for (const int slot : {1, 2}) ::kill(pid_of_slot(job.out(), slot), SIGKILL);  // two at once
+  const int last = pid_of_slot(job.out(), 0);
   wait_for_generation(job, 3);
-  CHECK(pid_of(job.out(), 0) == last);
+  CHECK(pid_of_slot(job.out(), 0) == last);
   job.send(SIGTERM);
   const Ended ended = job.wait();
   CHECK(ended.code == 128 + SIGTERM);
@@ -112,7 +101,7 @@ TEST_CASE("an error of all ranks ends the job with its text", "[process]") {
 TEST_CASE("a stopped rank is killed and replaced", "[process]") {
   Process job(elastic({"-n", "2", "--lost-after", "4"}, {"100000", "5"}), in_one_stream());
   wait_for_generation(job, 1);
-  const int stopped = pid_of(job.out(), 1);
+  const int stopped = pid_of_slot(job.out(), 1);
   ::kill(stopped, SIGSTOP);
   wait_for_generation(job, 2);
   CHECK(is_gone(stopped));
@@ -139,7 +128,7 @@ TEST_CASE("a host's ranks leave at SIGTERM, and the other hosts' go on", "[proce
   Process first(host(0), in_one_stream());
   wait_for_generation(first, 1);
   wait_for_generation(second, 1);
-  ::kill(pid_of(second.out(), 3), SIGKILL);
+  ::kill(pid_of_slot(second.out(), 3), SIGKILL);
   second.read_until(": 4 ranks (0, 1, 2, 3) ", 2);
   second.send(SIGTERM);
   const Ended left = second.wait();
@@ -166,7 +155,7 @@ TEST_CASE(
   wait_for_generation(first, 1);
   first.send(SIGTERM);
   second.read_until(": 1 rank (1) go on ");
-  ::kill(pid_of(second.out(), 1), SIGKILL);  // no other has the state
+  ::kill(pid_of_slot(second.out(), 1), SIGKILL);  // no other has the state
   second.read_until(": 1 rank (1) begin");
   second.send(SIGTERM);
   CHECK(second.wait().code == 128 + SIGTERM);

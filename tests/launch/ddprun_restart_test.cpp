@@ -1,7 +1,5 @@
 // Ranks that start again together, and the logs of their output.
 #include <csignal>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 

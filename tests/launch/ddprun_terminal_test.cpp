@@ -1,8 +1,6 @@
 // Ranks write to pseudo-terminals: when lines appear, and what a file gets of them.
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include <unistd.h>

@@ -39,9 +39,7 @@ void run(const std::string& folder) {
   checkpointer.add("model", model).add("optimizer", optimizer);
   auto step = checkpointer.load_latest().value_or(0);
   const auto world = std::to_string(ddp::get_world_size());
-  if (ddp::get_rank() == 0) {
-    print_line(world + " ranks resumed after step " + std::to_string(step));
-  }
+  if (ddp::get_rank() == 0) print_line(world + " ranks resumed after step " + std::to_string(step));
   torch::manual_seed(100 * static_cast<uint64_t>(step) + static_cast<uint64_t>(ddp::get_rank()));
 
   while (!is_enough(folder)) {

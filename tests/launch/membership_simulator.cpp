@@ -129,9 +129,7 @@ class Simulation {
 
   void step() {
     if (quiet_at_first_ < tick_ && tick_ < kNoisyTicks) disturb();
-    if (machine_ == nullptr && tick_ >= machine_back_) {
-      make_machine(remembered_);
-    }
+    if (machine_ == nullptr && tick_ >= machine_back_) make_machine(remembered_);
     deliver_to_machine();
     obey_machine();
     for (const int pid : shuffled_pids()) {
@@ -502,9 +500,7 @@ class Simulation {
   /// A process that was left out may still apply, to itself, what the others had contributed to
   /// before they stopped: the step that they applied, and the next one.
   void apply(Process& process, int64_t generation, int64_t step) {
-    if (generation < newest_) {
-      expect(++process.late_steps <= 2, "no two generations train at once");
-    }
+    if (generation < newest_) expect(++process.late_steps <= 2, "no two generations train at once");
     newest_ = std::max(newest_, generation);
     const auto [before, first] = before_step_.insert({{generation, step}, process.state});
     expect(before->second == process.state, "members have one state");

@@ -1,7 +1,6 @@
 // c10d's store can listen on the port that ddprun reserves.
 #include <chrono>
 #include <set>
-#include <stdexcept>
 #include <string>
 
 #include <netinet/in.h>

@@ -1,6 +1,5 @@
 // Compares collectives over MPI with those over shared memory, element by element. Values differ by
 // rank and place, so that parts in a wrong order show.
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <thread>

@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -137,7 +137,7 @@ struct Ended {
 Ended ended_ranks(int ranks, const std::function<void(const Rank&)>& body) {
   Ended ended;
   const auto start = std::chrono::steady_clock::now();
-  ended.errors = errors_of_ranks(ranks, body, kLongTimeout);
+  ended.errors = errors_of_ranks(ranks, kLongTimeout, body);
   ended.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return ended;
 }
@@ -178,10 +178,9 @@ TEST_CASE("stages of different width", "[errors]") {
       {16, 128, 512});
   CHECK_THAT(
       ended.errors,
-      Each(ContainsText(
-          "F2 of stage 1 failed on rank 1 of 2: PipelineStage: expected from stage 0 "
-          "[4, 128, 512] Float for micro-batch 2, got [4, 128, 256] Float on rank 1 of "
-          "2. Stages have to be cut at the same width. Forward threw: mat1")));
+      Each(ContainsText("F2 of stage 1 failed on rank 1 of 2: PipelineStage: expected from stage 0 "
+                        "[4, 128, 512] Float for micro-batch 2, got [4, 128, 256] Float on rank 1 "
+                        "of 2. Stages have to be cut at the same width. Forward threw: mat1")));
   CHECK(ended.seconds < kAtMost);
 }
 
@@ -283,13 +282,11 @@ TEST_CASE("a loss may destroy the stage whose step calls it", "[ranks]") {
 
 TEST_CASE("a wait names the action, the stage and the rank that it waits for", "[errors]") {
   const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
+      2, RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)}, [](const Rank& self) {
         ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
         if (self.rank == 0) return self.wait_until_others_end();
         pipeline.step({}, pipeline_batch(8, 0).target);
-      },
-      RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)});
+      });
   CHECK_THAT(
       errors[1],
       ContainsText("F0 of stage 1, from stage 0 on rank 0 of 2 failed on rank 1 of 2: "));
@@ -298,9 +295,8 @@ TEST_CASE("a wait names the action, the stage and the rank that it waits for", "
 TEST_CASE("a stage that stands still ends the others soon after the timeout", "[errors]") {
   constexpr std::chrono::seconds kTimeout(4);
   std::vector<double> seconds(3);
-  const auto errors = errors_of_ranks(
-      3,
-      [&](const Rank& self) {
+  const auto errors =
+      errors_of_ranks(3, RanksOptions{kTimeout, std::chrono::seconds(30)}, [&](const Rank& self) {
         const auto mesh = ddp::init_device_mesh({3, 1, 1}, {"pp", "dp", "tp"}, self.group);
         // Stands still in one of its forwards, as a process that is stopped.
         const RunLayer layer(0, [&, forwards = 0](Layer& own, const at::Tensor& x) mutable {
@@ -317,8 +313,7 @@ TEST_CASE("a stage that stands still ends the others soon after the timeout", "[
             [&] { pipeline.step(inputs, self.rank == 2 ? batch.target : at::Tensor()); });
         seconds[static_cast<size_t>(self.rank)] = seen.seconds;
         TORCH_CHECK(self.rank == 1, seen.error);
-      },
-      RanksOptions{kTimeout, std::chrono::seconds(30)});
+      });
   for (const int rank : {0, 2}) {
     CAPTURE(rank);
     CHECK_THAT(
@@ -357,24 +352,21 @@ TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {
 }
 
 TEST_CASE("ranks that call step() and eval() in another order", "[errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
-        const auto batch = pipeline_batch(8, 0);
-        if (self.rank == 0) {
-          pipeline.eval({batch.input});
-          pipeline.step({batch.input}, {});
-        } else {
-          pipeline.step({}, batch.target);
-          pipeline.eval({});
-        }
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
+    const auto batch = pipeline_batch(8, 0);
+    if (self.rank == 0) {
+      pipeline.eval({batch.input});
+      pipeline.step({batch.input}, {});
+    } else {
+      pipeline.step({}, batch.target);
+      pipeline.eval({});
+    }
+  });
   CHECK_THAT(
       errors,
-      Each(ContainsText("PipelineStage: expected a message of F0 of stage 0 in call 1, step(), "
-                        "got one of F0 of stage 0 in call 1, eval() on rank 1 of 2.")));
+      Each(ContainsText("PipelineStage: expected a message of F0 of stage 0 in call 1, step(), got "
+                        "one of F0 of stage 0 in call 1, eval() on rank 1 of 2.")));
 }
 
 struct PairImpl : torch::nn::Module {
@@ -397,8 +389,8 @@ TEST_CASE("a forward of another number of tensors, and losses of another number 
   });
   CHECK_THAT(
       errors,
-      Each(ContainsText("F0 of stage 1 failed on rank 1 of 2: PipelineStage: expected a forward "
-                        "of stage 1 that takes 2 tensors, got one that does not on rank 1 of 2.")));
+      Each(ContainsText("F0 of stage 1 failed on rank 1 of 2: PipelineStage: expected a forward of "
+                        "stage 1 that takes 2 tensors, got one that does not on rank 1 of 2.")));
   const auto of_last = errors_of_ranks(1, [](const Rank& self) {
     ddp::PipelineStage(Pair(), 0, 1, pipeline_loss, error_options(self))
         .step({torch::ones({4, 3})}, torch::ones({4, 3}));

@@ -2,7 +2,6 @@
 // collectives, for tests that compare the two.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>

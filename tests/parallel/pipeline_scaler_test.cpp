@@ -122,34 +122,31 @@ TEST_CASE("all ranks of a mesh skip a step whose gradients overflow on one of th
     double scale, moved, difference;
     bool equal_over_dp;
   };
-  const auto seen = run_ranks<Seen>(
-      8,
-      [&](const Rank& self) {
-        const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
-        ddp::GradScaler scaler(ddp::GradScalerOptions().init_scale(1024).found_inf_groups(
-            {mesh.group("pp"), mesh.group("tp")}));
-        MeshRun scaled(mesh, ddp::PipelineOptions().scale_loss([&](const at::Tensor& loss) {
-          return scaler.scale(loss);
-        }));
-        MeshRun plain(mesh, {});
-        const auto start = copies_of(plain.stage->parameters());
-        std::vector<bool> stepped;
-        for (size_t s = 0; s < overflows_on.size(); ++s) {
-          scaled.stage->overflows = overflows_on[s] == self.rank;
-          scaled.backward(static_cast<int64_t>(s));
-          stepped.push_back(scaler.step(scaled.optimizer));
-          scaler.update();
-          if (overflows_on[s] >= 0) continue;
-          plain.backward(static_cast<int64_t>(s));
-          plain.optimizer.step();
-        }
-        const auto trained = plain.stage->parameters();
-        return Seen{
-            stepped, scaler.get_scale(), largest_difference(start, trained),
-            largest_difference(trained, scaled.stage->parameters()),
-            ddp::replicas_equal(*scaled.stage, mesh.group("dp"))};
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<Seen>(8, kLongTimeout, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
+    ddp::GradScaler scaler(ddp::GradScalerOptions().init_scale(1024).found_inf_groups(
+        {mesh.group("pp"), mesh.group("tp")}));
+    MeshRun scaled(mesh, ddp::PipelineOptions().scale_loss([&](const at::Tensor& loss) {
+      return scaler.scale(loss);
+    }));
+    MeshRun plain(mesh, {});
+    const auto start = copies_of(plain.stage->parameters());
+    std::vector<bool> stepped;
+    for (size_t s = 0; s < overflows_on.size(); ++s) {
+      scaled.stage->overflows = overflows_on[s] == self.rank;
+      scaled.backward(static_cast<int64_t>(s));
+      stepped.push_back(scaler.step(scaled.optimizer));
+      scaler.update();
+      if (overflows_on[s] >= 0) continue;
+      plain.backward(static_cast<int64_t>(s));
+      plain.optimizer.step();
+    }
+    const auto trained = plain.stage->parameters();
+    return Seen{
+        stepped, scaler.get_scale(), largest_difference(start, trained),
+        largest_difference(trained, scaled.stage->parameters()),
+        ddp::replicas_equal(*scaled.stage, mesh.group("dp"))};
+  });
   for (const auto& of_rank : seen) {
     CHECK(of_rank.stepped == std::vector<bool>{true, false, true, false, true});
     CHECK(of_rank.scale == 256);

@@ -245,10 +245,9 @@ TEST_CASE("tensors of one name in two stages are refused on every rank", "[error
   for (size_t rank = 0; rank < 2; ++rank) {
     CHECK_THAT(
         buffers[rank],
-        ContainsText(
-            "full_state_dict: expected count in one stage of the pipeline, got it in stage "
-            "0 on rank 0 and in stage 1 on rank 1 of 2. Name the modules of stages by "
-            "their place in the model, or declare a TiedParameter."));
+        ContainsText("full_state_dict: expected count in one stage of the pipeline, got it in "
+                     "stage 0 on rank 0 and in stage 1 on rank 1 of 2. Name the modules of stages "
+                     "by their place in the model, or declare a TiedParameter."));
     CHECK_THAT(
         parameters[rank],
         ContainsText("Checkpointer: expected fc.weight in part \"model\" in one stage of the "

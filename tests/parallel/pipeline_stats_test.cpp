@@ -1,8 +1,6 @@
 // The actions of a pipeline, when they begin and end, and what is computed from it.
 #include <chrono>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>

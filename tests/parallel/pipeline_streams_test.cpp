@@ -1,5 +1,4 @@
 // The lists of pipelines, obeyed by ranks whose streams move one message at a time, as NCCL's do.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>

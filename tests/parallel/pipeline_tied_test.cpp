@@ -129,26 +129,21 @@ TEST_CASE("tied parameters that do not fit together are refused on every rank", 
 
 TEST_CASE("a tied parameter that one stage alone freezes is refused on all", "[errors]") {
   const bool is_late = GENERATE(true, false);
-  const auto errors = run_ranks<TimedError>(
-      2,
-      [&](const Rank& self) {
-        Layer layer(self.rank);
-        const auto freeze = [&] { layer->fc->weight.requires_grad_(self.rank == 0); };
-        if (!is_late) freeze();
-        ddp::PipelineStage pipeline(
-            layer, self.rank, 2, pipeline_loss,
-            ddp::PipelineOptions()
-                .process_group(self.group)
-                .tied({{layer->fc->weight, self.group}}));
-        if (is_late) freeze();
-        const auto batch = pipeline_batch(4, 0);
-        return timed_error_of([&] {
-          pipeline.step(
-              self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
-              self.rank == 1 ? batch.target : at::Tensor());
-        });
-      },
-      kLongTimeout);
+  const auto errors = run_ranks<TimedError>(2, kLongTimeout, [&](const Rank& self) {
+    Layer layer(self.rank);
+    const auto freeze = [&] { layer->fc->weight.requires_grad_(self.rank == 0); };
+    if (!is_late) freeze();
+    ddp::PipelineStage pipeline(
+        layer, self.rank, 2, pipeline_loss,
+        ddp::PipelineOptions().process_group(self.group).tied({{layer->fc->weight, self.group}}));
+    if (is_late) freeze();
+    const auto batch = pipeline_batch(4, 0);
+    return timed_error_of([&] {
+      pipeline.step(
+          self.rank == 0 ? std::vector<at::Tensor>{batch.input} : std::vector<at::Tensor>{},
+          self.rank == 1 ? batch.target : at::Tensor());
+    });
+  });
   for (const auto& [error, seconds] : errors) {
     CHECK_THAT(error, ContainsText("TiedParameter to require a gradient, or none, got 1 that do"));
     CHECK(seconds < 10);

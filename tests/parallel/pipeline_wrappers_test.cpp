@@ -7,7 +7,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -102,6 +101,16 @@ ReplicaOutcome train_replicas(const Rank& self, const ReplicaPlan& plan) {
   return outcome;
 }
 
+void check_replicas(const ReplicaPlan& plan, int64_t all_reduces) {
+  const auto outcomes =
+      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.difference < 1e-12);
+    CHECK(outcome.of_replicas == 0);
+    CHECK(outcome.all_reduces == all_reduces);
+  }
+}
+
 TEST_CASE(
     "replicas of stages stay equal, train as one process, and reduce each bucket once a step") {
   using S = ddp::PipelineSchedule;
@@ -109,25 +118,13 @@ TEST_CASE(
       ReplicaPlan{S::OneFOneB, 1, 1}, ReplicaPlan{S::OneFOneB, 1, 4}, ReplicaPlan{S::GPipe, 1, 4},
       ReplicaPlan{S::Interleaved, 2, 4});
   CAPTURE(static_cast<int>(plan.schedule), plan.microbatches);
-  const auto outcomes =
-      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
-  for (const auto& outcome : outcomes) {
-    CHECK(outcome.difference < 1e-12);
-    CHECK(outcome.of_replicas == 0);
-    CHECK(outcome.all_reduces == 2 * plan.chunks);
-  }
+  check_replicas(plan, 2 * plan.chunks);
 }
 
 TEST_CASE("reduce_each reduces in each backward, with the same result") {
   ReplicaPlan plan;
   plan.reduce_each = true;
-  const auto outcomes =
-      run_ranks<ReplicaOutcome>(4, [&](const Rank& self) { return train_replicas(self, plan); });
-  for (const auto& outcome : outcomes) {
-    CHECK(outcome.difference < 1e-12);
-    CHECK(outcome.of_replicas == 0);
-    CHECK(outcome.all_reduces == 2 * plan.microbatches);
-  }
+  check_replicas(plan, 2 * plan.microbatches);
 }
 
 TEST_CASE("replicas that add up gradients accumulate over several steps") {
@@ -393,12 +390,7 @@ TEST_CASE("buckets are reduced in the last backward, each as soon as its gradien
     return ddp::DistributedDataParallel<torch::nn::Sequential>(layers, replicas(dp));
   });
   // Weight and bias of two layers, a bucket each, in three backwards.
-  for (const auto& of_rank : events)
-    CHECK(
-        of_rank ==
-        "gggg"
-        "gggg"
-        "gAgAgAgA");
+  for (const auto& of_rank : events) CHECK(of_rank == "gggggggggAgAgAgA");
 }
 
 TEST_CASE("units of a stage are gathered and reduced once a step, while others compute") {
@@ -434,39 +426,36 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
   constexpr int kThrower = 5;
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds(8);
-  const auto errors = errors_of_ranks(
-      8,
-      [&](const Rank& self) {
-        const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
-        const int stage = mesh.rank("pp");
-        // The backward of micro-batch 2 throws.
-        const RunLayer layer(0, [&, forwards = 0](Layer& own, const at::Tensor& x) mutable {
-          auto y = own->forward(x);
-          if (self.rank == kThrower && forwards++ == 2) {
-            y.register_hook([](const at::Tensor&) { throw std::runtime_error("boom"); });
-          }
-          return y;
-        });
-        ddp::PipelineStage pipeline(
-            layer, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
-        const auto batch = pipeline_batch(8, 0);
-        std::vector<at::Tensor> inputs;
-        if (stage == 0) inputs.push_back(batch.input);
-        auto sum = torch::ones({1});
-        const auto start = Clock::now();
-        try {
-          for (int s = 0; s < 2; ++s) {
-            pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
-            ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("tp"));
-            ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
-          }
-        } catch (...) {
-          seconds[static_cast<size_t>(self.rank)] =
-              std::chrono::duration<double>(Clock::now() - start).count();
-          throw;
-        }
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(8, kLongTimeout, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
+    const int stage = mesh.rank("pp");
+    // The backward of micro-batch 2 throws.
+    const RunLayer layer(0, [&, forwards = 0](Layer& own, const at::Tensor& x) mutable {
+      auto y = own->forward(x);
+      if (self.rank == kThrower && forwards++ == 2) {
+        y.register_hook([](const at::Tensor&) { throw std::runtime_error("boom"); });
+      }
+      return y;
+    });
+    ddp::PipelineStage pipeline(
+        layer, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
+    const auto batch = pipeline_batch(8, 0);
+    std::vector<at::Tensor> inputs;
+    if (stage == 0) inputs.push_back(batch.input);
+    auto sum = torch::ones({1});
+    const auto start = Clock::now();
+    try {
+      for (int s = 0; s < 2; ++s) {
+        pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
+        ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("tp"));
+        ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
+      }
+    } catch (...) {
+      seconds[static_cast<size_t>(self.rank)] =
+          std::chrono::duration<double>(Clock::now() - start).count();
+      throw;
+    }
+  });
   CHECK_THAT(
       errors, Each(
                   ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
@@ -476,20 +465,17 @@ TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordin
 
 TEST_CASE("a wait of a mesh's pipeline names ranks of the job", "[errors]") {
   const auto errors = errors_of_ranks(
-      4,
-      [](const Rank& self) {
+      4, RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)}, [](const Rank& self) {
         const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
         ddp::PipelineStage pipeline(
             Layer(0), mesh.rank("pp"), 2, pipeline_loss,
             ddp::PipelineOptions().process_group(mesh.group("pp")));
         if (self.rank < 3) return self.wait_until_others_end();
         pipeline.step({}, pipeline_batch(8, 0).target);
-      },
-      RanksOptions{std::chrono::seconds(4), std::chrono::seconds(30)});
+      });
   CHECK_THAT(
-      errors[3],
-      ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on rank 3 of 4 "
-                   "(pp 1, dp 1)"));
+      errors[3], ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on "
+                              "rank 3 of 4 (pp 1, dp 1)"));
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "reducer/stats/bucket_cap_choice.h"
 
-#include <limits>
-
 #include "support/catch.h"
 
 namespace ddp {

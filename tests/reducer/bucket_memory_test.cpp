@@ -20,9 +20,7 @@ class Allocating : public testing::RecordingBackend {
     return made_.back();
   }
   WorkPtr run(Collective collective) override {
-    if (collective.kind == Kind::AllReduce) {
-      all_inside = all_inside && is_inside(collective.in[0]);
-    }
+    if (collective.kind == Kind::AllReduce) all_inside = all_inside && is_inside(collective.in[0]);
     return RecordingBackend::run(std::move(collective));
   }
 
@@ -38,42 +36,40 @@ class Allocating : public testing::RecordingBackend {
   std::vector<at::Tensor> made_;
 };
 
+/// A Reducer of two parameters, with a bucket each after the first pass.
+struct TwoParameters {
+  testing::Events events;
+  c10::intrusive_ptr<Allocating> backend = c10::make_intrusive<Allocating>(0, 2, events);
+  at::Tensor w = testing::parameter(), v = testing::parameter();
+  Reducer reducer{
+      {{"w", w}, {"v", v}},
+      testing::group_over(backend),
+      ReducerOptions().bucket_cap_mb(1.0 / (1 << 20)).gradient_as_bucket_view(true)};
+};
+
 }  // namespace
 
 TEST_CASE("buckets are reduced in memory that the backend allocates", "[pure][reducer]") {
-  testing::Events events;
-  const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
-  const auto group = testing::group_over(backend);
-  const auto w = testing::parameter();
-  const auto v = testing::parameter();
-  Reducer reducer(
-      {{"w", w}, {"v", v}}, group,
-      ReducerOptions().bucket_cap_mb(1.0 / (1 << 20)).gradient_as_bucket_view(true));
+  TwoParameters own;
   for (int pass = 0; pass < 3; ++pass) {
-    testing::reduced_backward(reducer, [&] { return (w * v).sum(); });
-    CHECK(backend->is_inside(w.grad()));
-    CHECK(backend->is_inside(v.grad()));
+    testing::reduced_backward(own.reducer, [&] { return (own.w * own.v).sum(); });
+    CHECK(own.backend->is_inside(own.w.grad()));
+    CHECK(own.backend->is_inside(own.v.grad()));
   }
-  CHECK(std::count(events.begin(), events.end(), "allreduce 3") == 2);  // rebuilt: a bucket each
-  CHECK(backend->all_inside);
+  CHECK(std::count(own.events.begin(), own.events.end(), "allreduce 3") == 2);  // rebuilt
+  CHECK(own.backend->all_inside);
 }
 
 // Otherwise a pass would hold every gradient twice at its end; the option's purpose is to save
 // memory.
 TEST_CASE("a view replaces a gradient when its bucket is launched", "[pure][reducer]") {
-  testing::Events events;
-  const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
-  const auto group = testing::group_over(backend);
-  const auto w = testing::parameter();
-  const auto v = testing::parameter();
-  Reducer reducer(
-      {{"w", w}, {"v", v}}, group,
-      ReducerOptions().bucket_cap_mb(1.0 / (1 << 20)).gradient_as_bucket_view(true));
+  TwoParameters own;
   bool was_view = false;
-  w.register_hook([&](const at::Tensor&) { was_view = backend->is_inside(v.grad()); });
+  own.w.register_hook([&](const at::Tensor&) { was_view = own.backend->is_inside(own.v.grad()); });
   for (int pass = 0; pass < 3; ++pass) {
-    v.mutable_grad().reset();
-    testing::reduced_backward(reducer, [&] { return (w.exp() * v).sum(); });  // v's comes first
+    own.v.mutable_grad().reset();
+    testing::reduced_backward(
+        own.reducer, [&] { return (own.w.exp() * own.v).sum(); });  // v's comes first
   }
   CHECK(was_view);
 }

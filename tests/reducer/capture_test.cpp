@@ -13,11 +13,7 @@
 namespace ddp {
 namespace {
 
-using testing::Capture;
-using testing::Rank;
-using testing::RankBarrier;
-using testing::run_ranks;
-using testing::Trainer;
+using namespace testing;
 
 }  // namespace
 

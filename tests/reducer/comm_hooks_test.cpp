@@ -13,11 +13,10 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 // One reduced step with loss = (rank + 1) * sum(w): the mean gradient is (size + 1) / 2.
-at::Tensor averaged_gradient(const Rank& self, const CommHook& hook, bool as_views) {
+at::Tensor averaged_gradient(const Rank& self, bool as_views, const CommHook& hook) {
   auto w = torch::ones({3, 2}).set_requires_grad(true);
   auto v = torch::ones({4}).set_requires_grad(true);
   Reducer reducer(
@@ -49,7 +48,7 @@ TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
     if (name == "fp16") hook = hooks::fp16_compress(self.group);
     if (name == "bf16") hook = hooks::bf16_compress(self.group);
     if (name == "around") hook = hooks::bf16_compress_wrapper(hooks::all_reduce(self.group));
-    return averaged_gradient(self, hook, as_views);
+    return averaged_gradient(self, as_views, hook);
   });
   // A third is not representable: allows a few units of the wire's precision.
   const double tolerance = name == "fp16" ? 2e-3 : name == "bf16" || name == "around" ? 2e-2 : 1e-6;
@@ -91,7 +90,7 @@ TEST_CASE("a hook gets undivided gradients and may return another tensor", "[ran
       future->markCompleted(bucket.buffer() * 10);
       return future;
     };
-    return averaged_gradient(self, hook, as_views);
+    return averaged_gradient(self, as_views, hook);
   });
   CHECK(torch::equal(gradients[0], torch::full({10}, 10.0)));
   CHECK(torch::equal(gradients[1], torch::full({10}, 20.0)));
@@ -99,7 +98,7 @@ TEST_CASE("a hook gets undivided gradients and may return another tensor", "[ran
 
 TEST_CASE("noop leaves every rank its own gradients", "[ranks][comm_hooks]") {
   const auto gradients = run_ranks<at::Tensor>(
-      2, [](const Rank& self) { return averaged_gradient(self, hooks::noop(), false); });
+      2, [](const Rank& self) { return averaged_gradient(self, false, hooks::noop()); });
   CHECK(torch::equal(gradients[0], torch::full({10}, 1.0)));
   CHECK(torch::equal(gradients[1], torch::full({10}, 2.0)));
 }
@@ -113,12 +112,11 @@ TEST_CASE("a wrapped hook gets half precision", "[ranks][comm_hooks]") {
       TORCH_CHECK(bucket.gradients()[0].is_alias_of(bucket.buffer()));
       return inner(bucket);
     };
-    const auto gradient = averaged_gradient(self, hooks::fp16_compress_wrapper(checks), false);
+    const auto gradient = averaged_gradient(self, false, hooks::fp16_compress_wrapper(checks));
     TORCH_CHECK(torch::equal(gradient, torch::full({10}, 1.5)));
     return 0;
   });
-  CHECK_THAT(
-      testing::error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
+  CHECK_THAT(error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
 }
 
 TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hooks]") {
@@ -132,7 +130,7 @@ TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hoo
           bucket.parameters()[0].sizes(), " ", bucket.gradients()[0].sum().item<float>());
       return inner(bucket);
     };
-    averaged_gradient(self, hook, false);
+    averaged_gradient(self, false, hook);
     return text;
   });
   CHECK(seen[0] == "0 1 [10] 2 [4] [4] 4");
@@ -140,14 +138,14 @@ TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hoo
 }
 
 TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     auto w = torch::ones({2}).set_requires_grad(true);
     Reducer reducer({{"w", w}}, self.group);
     reducer.register_comm_hook(hooks::all_reduce(self.group));
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
   CHECK_THAT(errors[0], ContainsText("registered already"));
-  const auto late = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto late = errors_of_ranks(1, [](const Rank& self) {
     auto w = torch::ones({2}).set_requires_grad(true);
     Reducer reducer({{"w", w}}, self.group);
     reducer.prepare_for_forward();
@@ -157,7 +155,7 @@ TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors]
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
   CHECK_THAT(late[0], ContainsText("before the first backward pass"));
-  const auto empty = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto empty = errors_of_ranks(1, [](const Rank& self) {
     Reducer({{"w", torch::ones({2}).set_requires_grad(true)}}, self.group).register_comm_hook({});
   });
   CHECK_THAT(empty[0], ContainsText("empty function"));
@@ -167,23 +165,19 @@ TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hook
   const bool list = GENERATE(false, true);
   const bool as_views = GENERATE(false, true);
   const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
-    return averaged_gradient(
-        self,
-        [&](GradBucket& bucket) {
-          if (list) {
-            std::vector<at::Tensor> tensors{bucket.buffer().div_(self.size)};
-            return self.group->allreduce(tensors)->getFuture();
-          }
-          // Every other element of a tensor that is twice as long: all are 7.
-          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-          const auto wide = torch::stack(
-              {torch::full({bucket.buffer().numel()}, 7.0f),
-               torch::zeros({bucket.buffer().numel()})},
-              1);
-          future->markCompleted(wide.select(1, 0));
-          return future;
-        },
-        as_views);
+    return averaged_gradient(self, as_views, [&](GradBucket& bucket) {
+      if (list) {
+        std::vector<at::Tensor> tensors{bucket.buffer().div_(self.size)};
+        return self.group->allreduce(tensors)->getFuture();
+      }
+      // Every other element of a tensor that is twice as long: all are 7.
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      const auto wide = torch::stack(
+          {torch::full({bucket.buffer().numel()}, 7.0f), torch::zeros({bucket.buffer().numel()})},
+          1);
+      future->markCompleted(wide.select(1, 0));
+      return future;
+    });
   });
   for (const auto& gradient : gradients) {
     CHECK(torch::equal(gradient, torch::full_like(gradient, list ? 1.5 : 7.0)));
@@ -191,15 +185,12 @@ TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hook
 }
 
 TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
-    averaged_gradient(
-        self,
-        [](GradBucket& bucket) {
-          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-          future->markCompleted(bucket.buffer().slice(0, 0, 1));
-          return future;
-        },
-        false);
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    averaged_gradient(self, false, [](GradBucket& bucket) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.buffer().slice(0, 0, 1));
+      return future;
+    });
   });
   CHECK_THAT(
       errors,
@@ -209,38 +200,31 @@ TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors
 TEST_CASE(
     "a hook's wrong result on one rank is an error on all", "[ranks][errors][comm_hooks][many]") {
   const auto begin = std::chrono::steady_clock::now();
-  const auto errors = testing::errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        int calls = 0;
-        averaged_gradient(
-            self,
-            [&](GradBucket& bucket) {
-              const auto whole = hooks::all_reduce(self.group)(bucket);
-              if (self.rank != 0 || ++calls < 2) return whole;
-              whole->wait();  // so that the pass of the other ranks has no error
-              auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-              future->markCompleted(bucket.buffer().slice(0, 0, 1));
-              return future;
-            },
-            false);
-      },
-      testing::kLongTimeout);
+  const auto error = error_of_all(3, kLongTimeout, [](const Rank& self) {
+    int calls = 0;
+    averaged_gradient(self, false, [&](GradBucket& bucket) {
+      const auto whole = hooks::all_reduce(self.group)(bucket);
+      if (self.rank != 0 || ++calls < 2) return whole;
+      whole->wait();  // so that the pass of the other ranks has no error
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.buffer().slice(0, 0, 1));
+      return future;
+    });
+  });
   CHECK_THAT(
-      errors[0],
+      error,
       ContainsText(
           "reducing bucket 0 of 1 (40 bytes: v, w) in backward pass 2 failed on rank 0 of 3") &&
           ContainsText("got 1 elements") && ContainsText("aborted"));
-  for (const auto& error : errors) CHECK(error == errors[0]);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
 TEST_CASE("a failing hook does not abort a group of one", "[ranks][errors][comm_hooks]") {
-  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
     const auto fails = [](GradBucket&) -> c10::intrusive_ptr<c10::ivalue::Future> {
       TORCH_CHECK(false, "boom");
     };
-    const auto error = testing::error_of([&] { averaged_gradient(self, fails, false); });
+    const auto error = error_of([&] { averaged_gradient(self, false, fails); });
     TORCH_CHECK(error.find("boom") != std::string::npos, error);
     barrier(self.group);
   });

@@ -15,15 +15,13 @@
 namespace ddp {
 namespace {
 
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
+using namespace testing;
 
 constexpr int64_t kWide = 32768;
 
 /// Runs `body` on two ranks. \return each rank's error; "" for none.
 std::vector<std::string> errors_of_two(const std::function<void(const Rank&)>& body) {
-  return testing::errors_of_ranks(2, body);
+  return errors_of_ranks(2, body);
 }
 const std::vector<std::string> kNothing(2, "");
 

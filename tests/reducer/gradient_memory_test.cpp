@@ -14,10 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
-using testing::run_ranks;
+using namespace testing;
 
 /// Elements of a gradient that is not packed, where the group has memory for it.
 constexpr int64_t kLarge = 32768;
@@ -51,7 +48,7 @@ bool all_are(const at::Tensor& t, double value) {
 
 /// Runs `body` on two ranks. \return each rank's error; kNone when there is none.
 std::vector<std::string> failures(const std::function<void(const Rank&)>& body) {
-  return testing::errors_of_ranks(2, body);
+  return errors_of_ranks(2, body);
 }
 const std::vector<std::string> kNone(2, "");
 

@@ -1,11 +1,9 @@
 // A small trainer over the backend that behaves like NCCL.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>

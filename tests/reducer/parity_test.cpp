@@ -14,9 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
+using namespace testing;
 
 enum class Shape { Vector, Matrix, Transposed, ChannelsLast, Empty };
 
@@ -324,9 +322,7 @@ std::string difference(
     const bool same = bitwise && step % 2 == 0
                           ? torch::equal(a[i], b[i])
                           : torch::allclose(a[i], b[i], half ? 5e-3 : 1e-5, half ? 5e-6 : 1e-7);
-    if (!same) {
-      return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
-    }
+    if (!same) return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
   }
   return a.size() == b.size() ? "" : "lengths";
 }
@@ -340,8 +336,7 @@ TEST_CASE("gradients of random models equal c10d's and averages by hand", "[rank
     int compared_with_c10d = 0;
   };
   const auto outcomes = run_ranks<Outcome>(
-      size,
-      [&](const Rank& self) {
+      size, {std::chrono::seconds(30), std::chrono::seconds(200)}, [&](const Rank& self) {
         Outcome outcome;
         for (const int chosen : seeds(20)) {
           const int seed = size + 4 * chosen;
@@ -363,8 +358,7 @@ TEST_CASE("gradients of random models equal c10d's and averages by hand", "[rank
           ++outcome.compared_with_c10d;
         }
         return outcome;
-      },
-      {std::chrono::seconds(30), std::chrono::seconds(200)});
+      });
   for (const auto& outcome : outcomes) {
     CAPTURE(size);
     CHECK(outcome.differences == std::vector<std::string>());

@@ -14,11 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
-using testing::run_ranks;
+using namespace testing;
 
 at::Tensor flat_gradients(const std::vector<NamedParameter>& parameters) {
   std::vector<at::Tensor> flat;
@@ -58,30 +54,27 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
 
 TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
   const auto options = testing::over("shm");
-  const auto gradients = run_ranks<std::vector<at::Tensor>>(
-      3,
-      [](const Rank& self) {
-        std::vector<at::Tensor> by_cap;
-        for (const double cap_mb : {1e-6, 2e-3, 25.0}) {
-          const std::vector<NamedParameter> parameters{
-              {"a", parameter({500})}, {"b", parameter({700})}, {"c", parameter({31, 17})}};
-          Reducer reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(cap_mb));
-          for (int step = 0; step < 3; ++step) {
-            for (const auto& p : parameters) p.tensor.mutable_grad().reset();
-            reduced_backward(reducer, [&] {
-              at::Tensor sum = torch::zeros({});
-              auto seed = at::make_generator<at::CPUGeneratorImpl>(self.rank);
-              for (const auto& p : parameters) {
-                sum = sum + (p.tensor * at::randn(p.tensor.sizes(), seed, at::kFloat)).sum();
-              }
-              return sum;
-            });
+  const auto gradients = run_ranks<std::vector<at::Tensor>>(3, options, [](const Rank& self) {
+    std::vector<at::Tensor> by_cap;
+    for (const double cap_mb : {1e-6, 2e-3, 25.0}) {
+      const std::vector<NamedParameter> parameters{
+          {"a", parameter({500})}, {"b", parameter({700})}, {"c", parameter({31, 17})}};
+      Reducer reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(cap_mb));
+      for (int step = 0; step < 3; ++step) {
+        for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+        reduced_backward(reducer, [&] {
+          at::Tensor sum = torch::zeros({});
+          auto seed = at::make_generator<at::CPUGeneratorImpl>(self.rank);
+          for (const auto& p : parameters) {
+            sum = sum + (p.tensor * at::randn(p.tensor.sizes(), seed, at::kFloat)).sum();
           }
-          by_cap.push_back(flat_gradients(parameters));
-        }
-        return by_cap;
-      },
-      options);
+          return sum;
+        });
+      }
+      by_cap.push_back(flat_gradients(parameters));
+    }
+    return by_cap;
+  });
   for (const auto& by_cap : gradients) {
     for (const auto& gradient : by_cap) CHECK(torch::equal(gradient, gradients[0][0]));
   }
@@ -272,7 +265,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][errors][reducer]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+  const auto error = error_of_all(2, [](const Rank& self) {
     const auto w = parameter({4});
     Reducer reducer({{"w", w}}, self.group);
     // Autograd accumulates into what is there.
@@ -280,21 +273,18 @@ TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][erro
     reduced_backward(reducer, [&] { return w.sum(); });
   });
   CHECK_THAT(
-      errors[0], ContainsText("for 1 of 1 parameter (w: Double instead of Float) on rank 1 of 2"));
-  CHECK(errors[0] == errors[1]);
+      error, ContainsText("for 1 of 1 parameter (w: Double instead of Float) on rank 1 of 2"));
 }
 
 TEST_CASE("a gradient of another layout is an error on every rank", "[ranks][errors][reducer]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+  const auto error = error_of_all(2, [](const Rank& self) {
     const auto weight = torch::ones({10, 3}).set_requires_grad(true);
     Reducer reducer({{"embedding", weight}}, self.group);  // not declared as sparse
     reduced_backward(reducer, [&] {
       return torch::embedding(weight, torch::tensor({1, 2}), -1, false, self.rank == 1).sum();
     });
   });
-  CHECK(errors[0] == errors[1]);
-  CHECK_THAT(
-      errors[0], ContainsText("(embedding: layout Sparse instead of Strided) on rank 1 of 2"));
+  CHECK_THAT(error, ContainsText("(embedding: layout Sparse instead of Strided) on rank 1 of 2"));
 }
 
 namespace {
@@ -318,7 +308,7 @@ class MayDrop : public torch::autograd::Function<MayDrop> {
 
 TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][errors][reducer]") {
   const bool as_views = GENERATE(false, true);
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({4})}, {"b", parameter({4})}};
     Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
     if (self.rank == 1) {
@@ -331,10 +321,8 @@ TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][erro
              parameters[1].tensor.sum();
     });
   });
-  CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0],
-      ContainsText("for 1 of 2 parameters (a: shape [8] instead of [4]) on rank 1 of 2"));
+      error, ContainsText("for 1 of 2 parameters (a: shape [8] instead of [4]) on rank 1 of 2"));
 }
 
 TEST_CASE("gradients that no rank computed do not change, to the bit", "[ranks][reducer][many]") {

@@ -17,33 +17,25 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::Rank;
-using testing::run_ranks;
-using testing::Trainer;
-using testing::Warnings;
+using namespace testing;
 
 /// A short timeout: a test waits so long for collectives that never end.
-const testing::RanksOptions kShortTimeout{std::chrono::seconds(8)};
+const RanksOptions kShortTimeout{std::chrono::seconds(8)};
 
 /// The error text that `rank_0` returns on rank 0, while rank 1's forward threw and rank 1 does
 /// nothing more.
 std::string error_after_peer_threw(const std::function<std::string(Trainer&)>& rank_0) {
   std::string text;
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Trainer trainer(self);
-        trainer.begin();
-        if (self.rank == 0) {
-          text = rank_0(trainer);
-        } else {
-          trainer.fail_forward();
-          self.wait_until_others_end();
-        }
-      },
-      kShortTimeout);
+  const auto errors = errors_of_ranks(2, kShortTimeout, [&](const Rank& self) {
+    Trainer trainer(self);
+    trainer.begin();
+    if (self.rank == 0) {
+      text = rank_0(trainer);
+    } else {
+      trainer.fail_forward();
+      self.wait_until_others_end();
+    }
+  });
   CHECK(errors == std::vector<std::string>(2));
   return text;
 }
@@ -171,7 +163,7 @@ TEST_CASE("the destructor warns of problems of the last pass", "[ranks][ahead]")
 TEST_CASE("a wait for a late rank passes no timeout to NCCL", "[ranks][ahead]") {
   const auto sums = run_ranks<float>(2, [](const Rank& self) {
     Trainer trainer(self);
-    const auto group = testing::group_over(trainer.backend, self);
+    const auto group = group_over(trainer.backend, self);
     const auto monitor = monitor_of(group);
     if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
     std::vector<at::Tensor> tensors{torch::ones({1})};
@@ -254,7 +246,7 @@ TEST_CASE("NCCL divides only where that is exact", "[ahead]") {
   }
   const auto results = run_ranks<std::vector<double>>(3, [](const Rank& self) {
     const auto backend = testing::like_nccl(self);
-    const auto group = testing::group_over(backend, self);
+    const auto group = group_over(backend, self);
     const auto a = torch::ones({3}, at::kBFloat16).requires_grad_();
     Reducer reducer({{"a", a}}, group, ReducerOptions().stats_every(0));
     testing::reduced_backward(reducer, [&] { return a.sum() * 3; });
@@ -265,7 +257,7 @@ TEST_CASE("NCCL divides only where that is exact", "[ahead]") {
 
 TEST_CASE("sparse gradients over NCCL are refused at construction", "[ranks][ahead][errors]") {
   const auto errors = run_ranks<std::string>(2, [](const Rank& self) {
-    const auto group = testing::group_over(testing::like_nccl(self), self);
+    const auto group = group_over(testing::like_nccl(self), self);
     return error_of<c10::ValueError>([&] {
       const Reducer reducer({{"table", testing::parameter(), true}}, group);
     });

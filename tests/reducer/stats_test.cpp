@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,8 +19,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 StepStats step_of(double compute, double communication, double exposed) {
   StepStats step;
@@ -78,13 +75,12 @@ TEST_CASE("communication in the call that launches counts as exposed", "[ranks][
 
 TEST_CASE("buckets hold memory for the gradients that are packed", "[ranks][stats]") {
   const auto stats = run_ranks<ReductionStats>(
-      2, [](const Rank& self) { return train(self, 2, /*every=*/1); }, testing::over("gloo"));
+      2, testing::over("gloo"), [](const Rank& self) { return train(self, 2, /*every=*/1); });
   CHECK(stats[0].bucket_bytes >= 2 * 64 * 65 * 4);
 }
 
 TEST_CASE("a negative stats_every is refused", "[ranks][stats]") {
-  const auto errors =
-      testing::errors_of_ranks(1, [](const Rank& self) { train(self, 1, /*every=*/-1); });
+  const auto errors = errors_of_ranks(1, [](const Rank& self) { train(self, 1, /*every=*/-1); });
   CHECK_THAT(errors[0], ContainsText("stats_every") && ContainsText("-1"));
 }
 
@@ -213,10 +209,10 @@ TEST_CASE("all_gather_stats gathers the steps of all ranks for a trace", "[ranks
     const auto all = all_gather_stats(train(self, 2, 1), self.group);
     TORCH_CHECK(all.steps.size() == 4 && all.steps[0].rank == 0 && all.steps[3].rank == 1);
     TORCH_CHECK(all.steps[3].buckets.size() >= 2 && all.steps[3].buckets[0].done_ms > 0);
-    const ddp::testing::TemporaryFolder folder;
+    const TemporaryFolder folder;
     const auto path = folder.file("trace.json");
     write_trace(path, all);
-    return ddp::testing::read_bytes(path);
+    return read_bytes(path);
   });
   CHECK(traces[0] == traces[1]);
   CHECK_THAT(traces[0], ContainsText(R"("name":"rank 0")") && ContainsText(R"("name":"rank 1")"));

@@ -14,10 +14,7 @@
 namespace ddp {
 namespace {
 
-using testing::parameter;
-using testing::Rank;
-using testing::reduced_backward;
-using testing::run_ranks;
+using namespace testing;
 
 struct Outcome {
   ReductionStats stats;
@@ -142,7 +139,7 @@ TEST_CASE("the rebuild happens at the begin of the next pass", "[ranks][tuning]"
 
 TEST_CASE("a tuned cap refuses a communication hook", "[ranks][tuning][errors]") {
   const int size = GENERATE(1, 2);
-  const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
+  const auto errors = errors_of_ranks(size, [](const Rank& self) {
     Reducer reducer({{"p", parameter()}}, self.group, ReducerOptions().tune_bucket_cap(true));
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });

@@ -15,10 +15,7 @@
 namespace ddp {
 namespace {
 
-using testing::errors_of_ranks;
-using testing::parameter;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 /// Two parameters in a bucket each.
 struct Two {
@@ -113,7 +110,7 @@ TEST_CASE(
   const auto errors = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
     Two two(self, {});
     two.throws = self.rank == 1;
-    const auto error = testing::error_of([&] {
+    const auto error = error_of([&] {
       two.backward();
       two.backward();
     });

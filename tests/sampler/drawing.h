@@ -2,15 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 #include <ddp/sharded_sampler.h>
-#include <torch/serialize/archive.h>
 
+#include "support/archives.h"
 #include "support/error_of.h"
 
 using ddp::testing::error_of;
@@ -30,16 +28,11 @@ inline Indices epoch_of(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
   return rest(sampler, batch_size);
 }
 
-inline std::stringstream saved(const ddp::ShardedSampler& sampler) {
-  torch::serialize::OutputArchive archive;
-  sampler.save(archive);
-  std::stringstream file;
-  archive.save_to(file);
-  return file;
+inline std::string saved(const ddp::ShardedSampler& sampler) {
+  return ddp::testing::bytes_of_archive(sampler);
 }
 
-inline void load(ddp::ShardedSampler& sampler, std::stringstream file) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(file);
+inline void load(ddp::ShardedSampler& sampler, const std::string& bytes) {
+  auto archive = ddp::testing::archive_of(bytes);
   sampler.load(archive);
 }

@@ -204,7 +204,7 @@ TEST_CASE("a damaged position is refused", "[sampler][errors]") {
     }
     std::stringstream file;
     archive.save_to(file);
-    return file;
+    return file.str();
   };
   DistributedSampler sampler(20, first_of_two());
   CHECK(error_of<c10::Error>([&] { load(sampler, archive_with("none", 0)); }).empty());

@@ -1,11 +1,8 @@
 // The samplers other than DistributedSampler: which samples they give, and which options they
 // refuse.
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/length_grouped_sampler.h>

@@ -1,7 +1,6 @@
 // Steps of the same samples for any number of ranks, and ranks that are lost and join.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,9 +19,7 @@ using ddp::DistributedEvalSampler;
 using ddp::DistributedEvalSamplerOptions;
 using ddp::DistributedSampler;
 using ddp::DistributedSamplerOptions;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 DistributedSamplerOptions one_of(int64_t rank, int64_t ranks) {
   return DistributedSamplerOptions().num_replicas(ranks).rank(rank).seed(3);
@@ -156,8 +153,8 @@ TEST_CASE("samplers go on in the midst of an epoch after rebind", "[sampler][ran
       const auto part = *take();
       before.insert(before.end(), part.begin(), part.end());
     }
-    const auto position = ddp::all_gather_strings(saved(sampler).str(), self.group).front();
-    if (joins) load(sampler, std::stringstream(position));
+    const auto position = ddp::all_gather_strings(saved(sampler), self.group).front();
+    if (joins) load(sampler, position);
     sampler.rebind(self.group);
     Indices after;
     if (self.rank == 0) sampler.reset();  // as a data loader does that begins again

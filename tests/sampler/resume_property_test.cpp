@@ -5,9 +5,7 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/length_grouped_sampler.h>
@@ -98,7 +96,7 @@ class Ranks {
       if (archive.empty()) {
         samplers_.back()->set_epoch(run.epoch);
       } else {
-        load(*samplers_.back(), std::stringstream(archive));
+        load(*samplers_.back(), archive);
       }
       samplers_.back()->reset();
     }
@@ -115,9 +113,9 @@ class Ranks {
   /// Returns rank 0's state, which every rank's must equal (an evaluation's ranks have unequal
   /// shares).
   std::string save() const {
-    const std::string first = saved(*samplers_.front()).str();
+    const std::string first = saved(*samplers_.front());
     for (const auto& sampler : samplers_) {
-      if (run_.kind != Kind::kEval) CHECK(saved(*sampler).str() == first);
+      if (run_.kind != Kind::kEval) CHECK(saved(*sampler) == first);
     }
     return first;
   }

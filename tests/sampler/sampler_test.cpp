@@ -4,7 +4,6 @@
 #include <future>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include <ddp/process_group.h>
 #include <torch/torch.h>
@@ -194,10 +193,9 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
   std::stringstream file;
   archive.save_to(file);
   CHECK(
-      error_of<c10::Error>([&] { load(sampler, std::move(file)); }) ==
+      error_of<c10::Error>([&] { load(sampler, file.str()); }) ==
       "DistributedSampler::load: expected an integer named \"dataset_size\", got none or something "
-      "else. "
-      "Pass an archive that DistributedSampler::save wrote.");
+      "else. Pass an archive that DistributedSampler::save wrote.");
 }
 
 TEST_CASE("invalid options are refused", "[sampler][errors]") {

@@ -1,6 +1,5 @@
 #include <ddp/internal/flat_parameters.h>
 
-#include <numeric>
 #include <random>
 #include <vector>
 

@@ -17,9 +17,7 @@
 namespace ddp {
 namespace {
 
-using testing::elements_of;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 using Tensors = std::vector<at::Tensor>;
 
 /// Parameters of different shapes and strides, one of them without elements.
@@ -71,7 +69,7 @@ TEST_CASE("a gather brings what other ranks wrote into their shards", "[shard][r
   CAPTURE(world);
   const auto held = run_ranks<Held>(world, [&](const Rank& self) {
     FlatParameters flat(self.group, make_parameters());
-    const auto values = testing::copies_of(flat.parameters());
+    const auto values = copies_of(flat.parameters());
     Held held;
     for (int step = 1; step <= 3; ++step) {
       flat.shard().add_(1);

@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ddp/backend.h>

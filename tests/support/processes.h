@@ -120,6 +120,16 @@ bool is_gone(pid_t pid);
 /// ".
 std::vector<int> numbers_after(const std::string& text, const std::string& label);
 
+/// The id of the last process that had the slot, in the output of an elastic job's ranks.
+inline int pid_of_slot(const std::string& out, int slot) {
+  return numbers_after(out, "slot " + std::to_string(slot) + " pid ").back();
+}
+
+/// Waits until ddprun says so: only then all its ranks can be lost without starting all again.
+inline void wait_for_generation(Process& job, int generation) {
+  job.read_until("ddprun: generation " + std::to_string(generation) + ": ");
+}
+
 std::vector<std::string> lines_of(const std::string& text);
 
 /// Returns the lines of `text`, sorted: ranks write in any order.

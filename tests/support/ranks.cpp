@@ -127,7 +127,7 @@ std::vector<int> seeds(int count) {
 }
 
 std::vector<std::string> errors_of_ranks(
-    int size, const std::function<void(const Rank&)>& body, const RanksOptions& options) {
+    int size, const RanksOptions& options, const std::function<void(const Rank&)>& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(options.collective_timeout);
   std::vector<std::string> errors(size);

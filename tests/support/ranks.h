@@ -54,7 +54,22 @@ std::vector<int> seeds(int count);
 /// Runs `body` once per rank, each on its own thread, and returns the ranks' errors ("" for none)
 /// without their backtraces. For tests whose subject is the error.
 std::vector<std::string> errors_of_ranks(
-    int size, const std::function<void(const Rank&)>& body, const RanksOptions& options = {});
+    int size, const RanksOptions& options, const std::function<void(const Rank&)>& body);
+inline std::vector<std::string> errors_of_ranks(
+    int size, const std::function<void(const Rank&)>& body, const RanksOptions& options = {}) {
+  return errors_of_ranks(size, options, body);
+}
+
+/// The error that every rank throws.
+/// \throws std::runtime_error  with two of them, where they differ.
+template <typename... OptionsAndBody>
+std::string error_of_all(int size, const OptionsAndBody&... arguments) {
+  const auto errors = errors_of_ranks(size, arguments...);
+  for (const auto& error : errors) {
+    if (error != errors[0]) throw std::runtime_error("not the same: " + errors[0] + "\n" + error);
+  }
+  return errors[0];
+}
 
 /// Runs `body` once per rank, each on its own thread, and returns the ranks' results in order.
 ///
@@ -64,17 +79,22 @@ std::vector<std::string> errors_of_ranks(
 /// \throws std::runtime_error naming every rank that threw, with its message.
 template <typename Result>
 std::vector<Result> run_ranks(
-    int size, const std::function<Result(const Rank&)>& body, const RanksOptions& options = {}) {
+    int size, const RanksOptions& options, const std::function<Result(const Rank&)>& body) {
   static_assert(!std::is_same_v<Result, bool>, "vector<bool> packs bits: the ranks would race");
   std::vector<Result> results(size);
-  const auto errors = errors_of_ranks(
-      size, [&](const Rank& self) { results[self.rank] = body(self); }, options);
+  const auto errors =
+      errors_of_ranks(size, options, [&](const Rank& self) { results[self.rank] = body(self); });
   std::string report;
   for (int rank = 0; rank < size; ++rank) {
     if (!errors[rank].empty()) report += "\n  rank " + std::to_string(rank) + ": " + errors[rank];
   }
   if (!report.empty()) throw std::runtime_error("ranks failed:" + report);
   return results;
+}
+template <typename Result>
+std::vector<Result> run_ranks(
+    int size, const std::function<Result(const Rank&)>& body, const RanksOptions& options = {}) {
+  return run_ranks<Result>(size, options, body);
 }
 
 }  // namespace ddp::testing

@@ -277,9 +277,7 @@ TEST_CASE("checkpointed activations are not kept", "[pure]") {
     const auto input = torch::randn({64, 512});
     return ddp::testing::peak_bytes_of([&] {
       auto x = input;
-      for (auto& block : blocks) {
-        x = checkpoints ? checkpoint(block, x) : block->forward(x);
-      }
+      for (auto& block : blocks) x = checkpoints ? checkpoint(block, x) : block->forward(x);
       x.sum().backward();
     });
   };

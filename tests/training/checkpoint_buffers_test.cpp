@@ -1,5 +1,4 @@
 // checkpoint() leaves buffers, and gradients that depend on them, as without it.
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>

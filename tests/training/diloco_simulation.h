@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>

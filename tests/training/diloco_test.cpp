@@ -2,9 +2,7 @@
 #include <ddp/diloco.h>
 
 #include <cmath>
-#include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "local_sgd/diloco/exchange.h"
+#include "support/archives.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "training/diloco_simulation.h"
@@ -47,21 +46,6 @@ void train_region(
     take_inner_step(parameters, region, step);
     diloco.average_parameters(parameters);
   }
-}
-
-std::string bytes_of(const DiLoCo& diloco) {
-  torch::serialize::OutputArchive archive;
-  diloco.save(archive);
-  std::stringstream bytes;
-  archive.save_to(bytes);
-  return bytes.str();
-}
-
-torch::serialize::InputArchive archive_of(const std::string& bytes) {
-  std::istringstream stream(bytes);
-  torch::serialize::InputArchive archive;
-  archive.load_from(stream);
-  return archive;
 }
 
 at::Tensor read(const std::string& bytes, const char* key) {
@@ -157,10 +141,10 @@ TEST_CASE("double parameters keep their precision", "[diloco][ranks]") {
     }
     diloco.finish();
     result.ended = parameters;
-    result.saved = bytes_of(diloco);
+    result.saved = bytes_of_archive(diloco);
     auto archive = archive_of(result.saved);
     diloco.load(archive);
-    TORCH_CHECK(bytes_of(diloco) == result.saved, "not what was saved");
+    TORCH_CHECK(bytes_of_archive(diloco) == result.saved, "not what was saved");
     return result;
   });
   const auto first = of(0);
@@ -185,7 +169,7 @@ TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[d
     DiLoCo diloco(parameters, own);
     train_region(diloco, parameters, region, 0, 20);
     diloco.finish();
-    return bytes_of(diloco);
+    return bytes_of_archive(diloco);
   });
   for (const char* key : {"outer", "momentum"}) {
     for (const auto& bytes : saved) CHECK(at::equal(read(bytes, key), read(saved[0], key)));
@@ -215,11 +199,11 @@ TEST_CASE("a run that is resumed with a mean on its way has the same bits", "[di
     {
       DiLoCo diloco(parameters, own);
       train_region(diloco, parameters, region, 0, saved_after);
-      bytes = bytes_of(diloco);
+      bytes = bytes_of_archive(diloco);
       for (const auto& p : parameters) kept.push_back(p.clone());
       train_region(diloco, parameters, region, saved_after, 25);
       diloco.finish();
-      whole = bytes_of(diloco);
+      whole = bytes_of_archive(diloco);
     }
     const auto again = begin_parameters(region + 5);
     DiLoCo resumed(again, own);
@@ -229,7 +213,7 @@ TEST_CASE("a run that is resumed with a mean on its way has the same bits", "[di
     train_region(resumed, again, region, saved_after, 25);
     resumed.finish();
     TORCH_CHECK(resumed.step() == 25 && at::equal(flat_of(again), flat_of(parameters)));
-    return std::vector<std::string>{whole, bytes_of(resumed)};
+    return std::vector<std::string>{whole, bytes_of_archive(resumed)};
   });
   for (const auto& result : results) {
     for (const char* key : {"outer", "momentum", "residual"}) {

@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <vector>
 
 #include <ddp/checkpointer.h>
 #include <ddp/ddp.h>
@@ -21,7 +20,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "support/error_of.h"
-#include "support/ranks.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"
@@ -104,9 +102,7 @@ TEST_CASE("an empty group is an error of each wrapper, layer and hook", "[errors
   for (const auto& item : takes) {
     CAPTURE(item.first);
     // Groups in a list have no default.
-    if (item.first != "GradScaler") {
-      CHECK(error_of([&] { item.second({}); }).empty());
-    }
+    if (item.first != "GradScaler") CHECK(error_of([&] { item.second({}); }).empty());
     CHECK_THAT(
         error_of([&] { item.second(none); }),
         ContainsText("expected a group this process is a member of, got an empty one"));

@@ -1,12 +1,12 @@
 // The errors of a GradScaler, its archive and its agreement among ranks; mixed_precision.py
 // compares its scales with Python's.
 #include <limits>
-#include <sstream>
 #include <string>
 
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/catch.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -88,12 +88,7 @@ TEST_CASE("a GradScaler that is not enabled changes nothing", "[pure]") {
   scaler.update();
   CHECK(training.parameter[0].item<float>() == -kInf);
 
-  torch::serialize::OutputArchive out;
-  scaler.save(out);
-  std::stringstream stream;
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
+  auto in = testing::reread(scaler);
   scaler.load(in);
   GradScaler enabled;
   CHECK(error_of([&] {

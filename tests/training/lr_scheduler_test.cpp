@@ -1,11 +1,10 @@
 // The errors of schedules; lr_schedules.py compares their rates with Python's.
-#include <memory>
-#include <sstream>
 #include <vector>
 
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/catch.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -17,9 +16,7 @@ using ddp::testing::error_of;
 
 torch::optim::SGD make_sgd(size_t groups = 1) {
   std::vector<torch::optim::OptimizerParamGroup> all;
-  for (size_t i = 0; i < groups; ++i) {
-    all.emplace_back(std::vector<at::Tensor>{torch::zeros({1})});
-  }
+  for (size_t i = 0; i < groups; ++i) all.emplace_back(std::vector<at::Tensor>{torch::zeros({1})});
   return torch::optim::SGD(all, torch::optim::SGDOptions(0.1));
 }
 
@@ -93,12 +90,7 @@ TEST_CASE("a schedule's state loads only with as many parameter groups", "[pure]
   auto two = make_sgd(2);
   LinearLR saved(one);
   LinearLR loaded(two);
-  std::stringstream file;
-  torch::serialize::OutputArchive out;
-  saved.save(out);
-  out.save_to(file);
-  torch::serialize::InputArchive in;
-  in.load_from(file);
+  auto in = ddp::testing::reread(saved);
   CHECK(error_of([&] {
           loaded.load(in);
         }).find("of 2 parameter groups, got that of 1") != std::string::npos);

@@ -3,14 +3,14 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <ddp/lr_scheduler.h>
 #include <torch/torch.h>
+
+#include "support/archives.h"
 
 namespace ddp_lr_schedules_world {
 
@@ -149,21 +149,13 @@ void print(const std::string& name, int step, torch::optim::Optimizer& optimizer
 
 std::vector<std::string> saved(const Schedules& schedules) {
   std::vector<std::string> files;
-  for (const auto& schedule : schedules) {
-    torch::serialize::OutputArchive archive;
-    schedule->save(archive);
-    std::ostringstream file;
-    archive.save_to(file);
-    files.push_back(file.str());
-  }
+  for (const auto& schedule : schedules) files.push_back(ddp::testing::bytes_of_archive(*schedule));
   return files;
 }
 
 void load(const Schedules& schedules, const std::vector<std::string>& files) {
   for (size_t i = 0; i < schedules.size(); ++i) {
-    std::istringstream file(files[i]);
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = ddp::testing::archive_of(files[i]);
     schedules[i]->load(archive);
   }
 }

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,18 +12,15 @@
 #include <ddp/state_dict.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
+
 namespace ddp_mixed_precision_world {
 
 namespace {
 
 /// Saves the scaler and loads it into a new one.
 ddp::GradScaler reloaded(const ddp::GradScaler& scaler) {
-  torch::serialize::OutputArchive out;
-  scaler.save(out);
-  std::stringstream stream;
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
+  auto in = ddp::testing::reread(scaler);
   ddp::GradScaler loaded;
   loaded.load(in);
   return loaded;
@@ -32,14 +28,8 @@ ddp::GradScaler reloaded(const ddp::GradScaler& scaler) {
 
 /// Reads `_growth_tracker`, which is private in the scaler but public in its archive.
 long growth_tracker(const ddp::GradScaler& scaler) {
-  torch::serialize::OutputArchive out;
-  scaler.save(out);
-  std::stringstream stream;
-  out.save_to(stream);
-  torch::serialize::InputArchive in;
-  in.load_from(stream);
   c10::IValue value;
-  in.read("_growth_tracker", value);
+  ddp::testing::reread(scaler).read("_growth_tracker", value);
   return static_cast<long>(value.toInt());
 }
 

@@ -8,7 +8,7 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "support/error_of.h"
+#include "support/archives.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 
@@ -51,7 +51,7 @@ TEST_CASE(
     "local SGD averages gradients early, parameters late, and ends with equal ranks",
     "[local_sgd][ranks]") {
   const auto weights = run_ranks<std::vector<torch::Tensor>>(2, [](const Rank& self) {
-    auto net = ddp::testing::make_linear(2);
+    auto net = make_linear(2);
     ddp::DistributedDataParallel model(
         net, ddp::DistributedDataParallelOptions().process_group(self.group));
     ddp::PostLocalSGDOptimizer optimizer(
@@ -82,12 +82,7 @@ TEST_CASE("an averager saves its count", "[local_sgd][ranks]") {
   const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
     ddp::PeriodicModelAverager averager(3, 0, self.group);
     for (int i = 0; i < 5; ++i) averager.average_parameters(std::vector<at::Tensor>{});
-    torch::serialize::OutputArchive saved;
-    averager.save(saved);
-    std::stringstream bytes;
-    saved.save_to(bytes);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
+    auto archive = reread(averager);
     ddp::PeriodicModelAverager loaded(3, 0, self.group);
     loaded.load(archive);
     return loaded.step();

@@ -313,38 +313,30 @@ TEST_CASE("ZeRO, step_in_backward and schedules take fused optimizers", "[optim]
     model->forward(wave({3, 4}, step).to(torch::kFloat)).square().sum().backward();
   };
   const auto options = torch::optim::AdamWOptions(0.02);
-  const auto plain = [&](auto& model) {
-    torch::optim::AdamW optimizer(model->parameters(), options);
-    LinearLR steps(optimizer, LinearLROptions().start_factor(0.5).total_iters(4));
+  const auto train = [&](auto& model, auto& optimizer, bool steps_itself) {
+    LinearLR schedule(optimizer, LinearLROptions().start_factor(0.5).total_iters(4));
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
       backward(model, step);
-      optimizer.step();
-      steps.step();
+      if (!steps_itself) optimizer.step();
+      schedule.step();
     }
+  };
+  const auto plain = [&](auto& model) {
+    torch::optim::AdamW optimizer(model->parameters(), options);
+    train(model, optimizer, false);
   };
   const auto sharded = [&](int stage) {
     return [&, stage](auto& model) {
       ZeroRedundancyOptimizer<optim::AdamW> optimizer(model, options, ZeroOptions().stage(stage));
-      LinearLR steps(optimizer, LinearLROptions().start_factor(0.5).total_iters(4));
-      for (int step = 0; step < 5; ++step) {
-        optimizer.zero_grad();
-        backward(model, step);
-        optimizer.step();
-        steps.step();
-      }
+      train(model, optimizer, false);
       TORCH_CHECK(dynamic_cast<FusedOptimizer*>(optimizer.consolidated().get()));
     };
   };
   const auto in_backward = [&](auto& model) {
     auto optimizer = std::make_shared<optim::AdamW>(model->parameters(), options);
     model->step_in_backward(optimizer);
-    LinearLR steps(*optimizer, LinearLROptions().start_factor(0.5).total_iters(4));
-    for (int step = 0; step < 5; ++step) {
-      optimizer->zero_grad();
-      backward(model, step);
-      steps.step();
-    }
+    train(model, *optimizer, true);
     model->check_replicas();
   };
   const auto results = run_ranks<std::vector<Tensors>>(2, [&](const Rank& self) {

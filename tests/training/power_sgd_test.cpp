@@ -11,7 +11,6 @@
 #include <torch/torch.h>
 
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -57,7 +56,7 @@ struct PowerRun {
     }
   }
 
-  torch::Tensor values() const { return ddp::testing::flattened(net->parameters()); }
+  torch::Tensor values() const { return flattened(net->parameters()); }
 
   static torch::nn::Sequential filled(torch::nn::Sequential net) {
     set_waves(*net, {0.7, 0, 1, 0.5});

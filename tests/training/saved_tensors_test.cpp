@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,11 +19,7 @@
 
 using Catch::Matchers::Contains;
 using ddp::SavedTensorHooks;
-using ddp::testing::all_equal;
-using ddp::testing::error_of;
-using ddp::testing::peak_bytes_of;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 namespace {
 

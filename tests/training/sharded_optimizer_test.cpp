@@ -11,7 +11,6 @@
 #include <torch/torch.h>
 
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -192,9 +191,7 @@ TEST_CASE("a skipped step leaves no gradients in shares", "[zero][ranks]") {
     auto& sharded = static_cast<ZeroRedundancyOptimizerBase&>(*run.optimizer);
     GradScaler scaler;
     run.loss(0).backward();
-    if (self.rank == 0) {
-      sharded.gradients().at(0).fill_(std::numeric_limits<float>::quiet_NaN());
-    }
+    if (self.rank == 0) sharded.gradients().at(0).fill_(std::numeric_limits<float>::quiet_NaN());
     const bool first = scaler.step(sharded);
     scaler.update();
     run.loss(1).backward();  // without zero_grad()

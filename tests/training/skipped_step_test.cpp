@@ -4,14 +4,13 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/archives.h"
 #include "support/catch.h"
 #include "support/compare.h"
 #include "support/nets.h"
@@ -20,8 +19,7 @@
 namespace {
 
 using namespace ddp;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -56,7 +54,7 @@ struct End {
 
 Net make_net() {
   Net net(torch::nn::Linear(8, 6), torch::nn::Tanh(), torch::nn::Linear(6, 6));
-  testing::set_waves(*net, {0.7, 0, 1, 0.5});
+  set_waves(*net, {0.7, 0, 1, 0.5});
   return net;
 }
 
@@ -93,7 +91,7 @@ End train(
     end.steps += scaler.step(*optimizer) ? '+' : '-';
     scaler.update(new_scale);
   }
-  end.values = testing::flattened(net->parameters());
+  end.values = flattened(net->parameters());
   end.scale = scaler.get_scale();
   return end;
 }
@@ -180,14 +178,8 @@ TEST_CASE("the state that a hook saves after a skipped step is finite", "[skippe
       const auto x = torch::ones({2, 8}) * (self.rank + 1);
       (model->forward(x).sum() * (step == 3 && self.rank == 1 ? kInfinity : 1)).backward();
     }
-    torch::serialize::OutputArchive out;
-    hook.save(out);
-    std::stringstream stream;
-    out.save_to(stream);
-    torch::serialize::InputArchive in;
-    in.load_from(stream);
     c10::IValue saved;
-    in.read("buckets", saved);
+    reread(hook).read("buckets", saved);
     int64_t finite = 0;
     for (const auto& entry : saved.toGenericDict()) {
       const auto tensor = entry.value().toTensor();
@@ -217,7 +209,7 @@ TEST_CASE("ranks that skip alone average in the same steps", "[skipped_step][loc
       scaler.update();
       averager.average_parameters(net->parameters());
     }
-    end.values = testing::flattened(net->parameters());
+    end.values = flattened(net->parameters());
     end.scale = scaler.get_scale();
     return end;
   });

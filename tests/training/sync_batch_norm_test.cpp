@@ -17,9 +17,7 @@
 namespace {
 
 using namespace ddp;
-using ddp::testing::error_of;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 struct Case {
   std::vector<int64_t> shape;  // of the whole batch
@@ -232,7 +230,7 @@ TEST_CASE("SyncBatchNorm refuses inputs that it cannot normalize", "[pure][error
 }
 
 TEST_CASE("one value a channel in the whole batch fails every rank", "[ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(3, [](const Rank& self) {
+  const auto errors = errors_of_ranks(3, [](const Rank& self) {
     SyncBatchNorm norm(SyncBatchNormOptions(2).process_group(self.group));
     norm->forward(torch::ones({self.rank == 1 ? 1 : 0, 2}));
   });
@@ -243,7 +241,7 @@ TEST_CASE("one value a channel in the whole batch fails every rank", "[ranks][er
 
 TEST_CASE("SyncBatchNorm requires a join that ends early", "[ranks][errors]") {
   const bool ends_early = GENERATE(false, true);
-  const auto errors = ddp::testing::errors_of_ranks(2, [&](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     torch::nn::Sequential net(
         SyncBatchNorm(SyncBatchNormOptions(2).process_group(self.group)), torch::nn::Linear(2, 1));
     DistributedDataParallel model(net, DistributedDataParallelOptions().process_group(self.group));
@@ -410,7 +408,7 @@ struct SkippingNet : torch::nn::Module {
     register_module("norm", norm);
     register_module("last", last);
     register_module("side", side);
-    testing::set_waves(*this, {1});
+    set_waves(*this, {1});
     to(torch::kDouble);
   }
   at::Tensor inner(const at::Tensor& x, bool has_side) {
@@ -435,7 +433,7 @@ TEST_CASE("ranks that skip different layers normalize in the same order", "[rank
     SkippingNet net({});
     const auto inner = torch::cat({net.inner(rows_of(0), true), net.inner(rows_of(1), false)});
     net.last(net.norm(inner)).square().sum().div(kRanks).backward();
-    expected = testing::gradients_of(net);
+    expected = gradients_of(net);
   }
   const auto gradients = run_ranks<std::vector<at::Tensor>>(kRanks, [&](const Rank& self) {
     const auto net = std::make_shared<SkippingNet>(self.group);
@@ -449,7 +447,7 @@ TEST_CASE("ranks that skip different layers normalize in the same order", "[rank
       model->zero_grad();
       model->forward(rows_of(self.rank), self.rank == 0).square().sum().backward();
     }
-    return testing::gradients_of(*net);
+    return gradients_of(*net);
   });
-  for (const auto& of_rank : gradients) CHECK(testing::all_close(of_rank, expected, 1e-5, 1e-8));
+  for (const auto& of_rank : gradients) CHECK(all_close(of_rank, expected, 1e-5, 1e-8));
 }

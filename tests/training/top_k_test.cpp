@@ -1,7 +1,6 @@
 #include <ddp/top_k.h>
 
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -9,7 +8,6 @@
 
 #include "training/compression/largest.h"
 
-#include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 

@@ -9,9 +9,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 namespace {
 

@@ -11,8 +11,7 @@
 #include "support/catch.h"
 
 using c10d::ReduceOp;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using Tensors = std::vector<at::Tensor>;
 
 namespace {

@@ -25,9 +25,7 @@ TEST_CASE("all_reduce adds up, in place, on every rank", "[comm][ranks]") {
     ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
     return tensor;
   });
-  for (const auto& result : results) {
-    CHECK(at::equal(result, filled(size * (size + 1) / 2, dtype)));
-  }
+  for (const auto& result : results) CHECK(at::equal(result, filled(size * (size + 1) / 2, dtype)));
 }
 
 TEST_CASE("all_reduce uses the given operation", "[comm][ranks]") {
@@ -83,9 +81,7 @@ TEST_CASE("complex numbers are averaged", "[comm][ranks]") {
     ddp::all_reduce(tensor, ReduceOp::AVG, self.group);
     return tensor;
   });
-  for (const auto& result : results) {
-    CHECK(at::equal(result, at::complex(filled(0.5), filled(1))));
-  }
+  for (const auto& result : results) CHECK(at::equal(result, at::complex(filled(0.5), filled(1))));
 }
 
 TEST_CASE("strides may differ between ranks", "[comm][ranks]") {
@@ -267,27 +263,24 @@ TEST_CASE(
     "[comm][ranks][errors]") {
   const RanksOptions options{3s};
   std::vector<double> seconds(2, 0);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        auto tensor = filled(1);
-        if (self.rank == 0) {
-          const auto start = std::chrono::steady_clock::now();
-          const auto note = [&] {
-            seconds[0] =
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-          };
-          try {
-            ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
-          } catch (...) {
-            note();
-            ddp::monitored_barrier(10s, self.group);
-            throw;
-          }
-        }
-        ddp::monitored_barrier(10s, self.group);  // keeps the connection of rank 1 open
-      },
-      options);
+  const auto errors = errors_of_ranks(2, options, [&](const Rank& self) {
+    auto tensor = filled(1);
+    if (self.rank == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      const auto note = [&] {
+        seconds[0] =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      };
+      try {
+        ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+      } catch (...) {
+        note();
+        ddp::monitored_barrier(10s, self.group);
+        throw;
+      }
+    }
+    ddp::monitored_barrier(10s, self.group);  // keeps the connection of rank 1 open
+  });
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
   CHECK(seconds[0] >= 2.9);
@@ -296,21 +289,18 @@ TEST_CASE(
 
 TEST_CASE("a recv without a send throws within the group's timeout", "[comm][ranks][errors]") {
   const RanksOptions options{3s};
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        if (self.rank == 0) {
-          auto tensor = filled(1);
-          try {
-            ddp::recv(tensor, 1, 0, self.group);
-          } catch (...) {
-            ddp::monitored_barrier(10s, self.group);
-            throw;
-          }
-        }
+  const auto errors = errors_of_ranks(2, options, [&](const Rank& self) {
+    if (self.rank == 0) {
+      auto tensor = filled(1);
+      try {
+        ddp::recv(tensor, 1, 0, self.group);
+      } catch (...) {
         ddp::monitored_barrier(10s, self.group);
-      },
-      options);
+        throw;
+      }
+    }
+    ddp::monitored_barrier(10s, self.group);
+  });
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
 }

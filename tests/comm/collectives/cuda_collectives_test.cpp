@@ -12,8 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 /// Makes {start, start + 1, ...} on the GPU that all ranks share.
 at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at::kFloat) {
@@ -23,13 +22,13 @@ at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at:
 /// The result of `body` on each rank, copied to the CPU.
 std::vector<at::Tensor> results(int size, const std::function<at::Tensor(const Rank&)>& body) {
   return run_ranks<at::Tensor>(
-      size, [&](const Rank& self) { return body(self).cpu(); }, testing::over("gloo"));
+      size, testing::over("gloo"), [&](const Rank& self) { return body(self).cpu(); });
 }
 
 }  // namespace
 
 TEST_CASE("ranks that share a GPU reduce its tensors", "[cuda][comm]") {
-  if (testing::lacks_cuda()) return;
+  if (lacks_cuda()) return;
   const int size = GENERATE(1, 2, 4);
   const auto dtype = GENERATE(at::kFloat, at::kDouble, at::kHalf, at::kLong);
   CAPTURE(size, dtype);
@@ -44,7 +43,7 @@ TEST_CASE("ranks that share a GPU reduce its tensors", "[cuda][comm]") {
 }
 
 TEST_CASE("ranks that share a GPU average its tensors, and take the maximum", "[cuda][comm]") {
-  if (testing::lacks_cuda()) return;
+  if (lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   const auto op = GENERATE(c10d::ReduceOp::AVG, c10d::ReduceOp::MAX);
   CAPTURE(size);
@@ -58,7 +57,7 @@ TEST_CASE("ranks that share a GPU average its tensors, and take the maximum", "[
 }
 
 TEST_CASE("ranks that share a GPU broadcast and gather its tensors", "[cuda][comm]") {
-  if (testing::lacks_cuda()) return;
+  if (lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   CAPTURE(size);
   const auto received = results(size, [&](const Rank& self) {
@@ -80,7 +79,7 @@ TEST_CASE("ranks that share a GPU broadcast and gather its tensors", "[cuda][com
 }
 
 TEST_CASE("a collective runs after earlier work of its stream", "[cuda][comm]") {
-  if (testing::lacks_cuda()) return;
+  if (lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   CAPTURE(size);
   const auto sums = results(size, [&](const Rank& self) {
@@ -91,9 +90,7 @@ TEST_CASE("a collective runs after earlier work of its stream", "[cuda][comm]") 
     all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
     return tensor * 2;
   });
-  for (const auto& sum : sums) {
-    CHECK(torch::equal(sum, torch::full({4096}, size * (size + 1.0))));
-  }
+  for (const auto& sum : sums) CHECK(torch::equal(sum, torch::full({4096}, size * (size + 1.0))));
 }
 
 }  // namespace ddp

@@ -22,8 +22,7 @@ namespace ddp {
 namespace {
 
 using c10d::ReduceOp;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 using Dtypes = std::set<at::ScalarType>;
 
 constexpr const char* kRight = "right";
@@ -283,7 +282,7 @@ TEST_CASE("every dtype is reduced, or refused before anything is sent", "[comm][
 }
 
 TEST_CASE("the error of a refused reduction names the supported ones", "[comm][ranks][errors]") {
-  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
     std::string texts;
     const auto note = [&](at::ScalarType dtype, const ReduceOp& op) {
       try {

@@ -10,9 +10,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 
 namespace {
 

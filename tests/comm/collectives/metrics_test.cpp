@@ -10,9 +10,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using Metrics = std::map<std::string, double>;
 
 namespace {
@@ -89,19 +87,19 @@ TEST_CASE("a map of any size is summed and averaged by its keys", "[comm][ranks]
 }
 
 TEST_CASE("a map of metrics takes one collective", "[comm][once]") {
-  ddp::testing::Events events;
-  const auto group = ddp::testing::group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
+  Events events;
+  const auto group = group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
   CHECK(ddp::average(1.5, group) == 1.5);
   CHECK(ddp::average(numbered(192), group) == numbered(192));
   // One size for all calls: ranks with different requests must not wait for each other's bytes.
-  CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 256"});
+  CHECK(events == Events{"allreduce 256", "allreduce 256"});
   events.clear();
   CHECK(ddp::average(numbered(200), group) == numbered(200));
-  CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 8"});
+  CHECK(events == Events{"allreduce 256", "allreduce 8"});
 }
 
 TEST_CASE("metrics are sent on a device that the group has a backend for", "[comm][once]") {
-  ddp::testing::Events events;
+  Events events;
   const auto backend = c10::make_intrusive<AlikeBackend>(0, 2, events);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
@@ -141,7 +139,7 @@ TEST_CASE("keys that differ are an error that names them on every rank", "[comm]
        "value on rank 0 and sum of one value on rank 2 of 3."},
   }));
   const auto errors = errors_of_ranks(3, [ask = ask](const Rank& self) {
-    const auto error = ddp::testing::error_of<c10::Error>([&] { ask(self); });
+    const auto error = error_of<c10::Error>([&] { ask(self); });
     TORCH_CHECK(ddp::sum(1, self.group) == 3, "the group is out of step");
     TORCH_CHECK(false, error);
   });

@@ -58,20 +58,17 @@ TEST_CASE("c10d's own send and recv can be polled too", "[comm][ranks]") {
 
 TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm][ranks][errors]") {
   const RanksOptions options{3s};
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        auto tensor = at::zeros({1});
-        c10::intrusive_ptr<c10d::Work> work;
-        if (self.rank == 0) {
-          work = ddp::recv_async(tensor, 1, 0, self.group);
-          TORCH_CHECK(completes(*work, 15s), "still not completed");
-          TORCH_CHECK(!work->isSuccess() && work->exception());
-        }
-        ddp::monitored_barrier(10s, self.group);
-        if (work) work->wait();
-      },
-      options);
+  const auto errors = errors_of_ranks(2, options, [](const Rank& self) {
+    auto tensor = at::zeros({1});
+    c10::intrusive_ptr<c10d::Work> work;
+    if (self.rank == 0) {
+      work = ddp::recv_async(tensor, 1, 0, self.group);
+      TORCH_CHECK(completes(*work, 15s), "still not completed");
+      TORCH_CHECK(!work->isSuccess() && work->exception());
+    }
+    ddp::monitored_barrier(10s, self.group);
+    if (work) work->wait();
+  });
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
 }
@@ -221,14 +218,11 @@ TEST_CASE("ranks that send to each other first are told so", "[comm][ranks][erro
   const int64_t numel = GENERATE(kShort, kLong);
   CAPTURE(numel);
   const RanksOptions options{std::chrono::seconds(6)};  // ranks report waits of two
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        auto tensor = at::full({numel}, self.rank);
-        ddp::send(tensor, 1 - self.rank, 5, self.group);
-        ddp::recv(tensor, 1 - self.rank, 5, self.group);
-      },
-      options);
+  const auto errors = errors_of_ranks(2, options, [&](const Rank& self) {
+    auto tensor = at::full({numel}, self.rank);
+    ddp::send(tensor, 1 - self.rank, 5, self.group);
+    ddp::recv(tensor, 1 - self.rank, 5, self.group);
+  });
   for (const auto& error : errors) {
     const auto other = [&](int rank) {
       return "; rank " + std::to_string(rank) + " waits in send to rank " +

@@ -212,17 +212,14 @@ TEST_CASE("a mesh names axes that it lacks", "[comm][mesh][ranks][errors]") {
 TEST_CASE(
     "a rank that throws ends its peers on every axis of a mesh", "[comm][mesh][ranks][errors]") {
   const auto begin = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(
-      4,
-      [](const Rank& self) {
-        const auto mesh = mesh_of(self, {2, 2});
-        if (self.rank == 3) throw std::runtime_error("no more data");
-        // Rank 1 waits for rank 3 on dp, rank 2 on tp; rank 0 waits for both of them.
-        auto sum = at::full({1}, 1.0);
-        ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group(self.rank == 1 ? "dp" : "tp"));
-        ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(4, kLongTimeout, [](const Rank& self) {
+    const auto mesh = mesh_of(self, {2, 2});
+    if (self.rank == 3) throw std::runtime_error("no more data");
+    // Rank 1 waits for rank 3 on dp, rank 2 on tp; rank 0 waits for both of them.
+    auto sum = at::full({1}, 1.0);
+    ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group(self.rank == 1 ? "dp" : "tp"));
+    ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
+  });
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
@@ -231,16 +228,13 @@ TEST_CASE(
 }
 
 TEST_CASE("a group made of an axis names coordinates", "[comm][mesh][ranks][errors]") {
-  const auto errors = errors_of_ranks(
-      4,
-      [](const Rank& self) {
-        const auto mesh = mesh_of(self, {2, 2});
-        const auto made = ddp::new_group({0, 1}, mesh.group("dp"));
-        if (self.rank == 3) throw std::runtime_error("no more data");
-        ddp::barrier(self.rank == 1 ? made : mesh.group("tp"));
-        ddp::barrier(made);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(4, kLongTimeout, [](const Rank& self) {
+    const auto mesh = mesh_of(self, {2, 2});
+    const auto made = ddp::new_group({0, 1}, mesh.group("dp"));
+    if (self.rank == 3) throw std::runtime_error("no more data");
+    ddp::barrier(self.rank == 1 ? made : mesh.group("tp"));
+    ddp::barrier(made);
+  });
   for (size_t rank : {0, 1, 2}) {
     INFO(errors[rank]);
     CHECK_THAT(errors[rank], Contains("rank 3 of 4 (dp 1, tp 1)"));

@@ -11,8 +11,7 @@
 #include "support/catch.h"
 
 using namespace std::chrono_literals;
-using ddp::testing::numbers_after;
-using ddp::testing::World;
+using namespace ddp::testing;
 
 namespace {
 

@@ -16,9 +16,7 @@
 #include "support/catch.h"
 
 using ddp::ProcessGroupOptions;
-using ddp::testing::names_in;
-using ddp::testing::TakenPort;
-using ddp::testing::TemporaryFolder;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {
@@ -54,7 +52,7 @@ std::vector<std::string> meet_all(
 }
 
 std::string free_address() {
-  const int port = ddp::testing::free_port();
+  const int port = free_port();
   return "tcp://127.0.0.1:" + std::to_string(port);
 }
 

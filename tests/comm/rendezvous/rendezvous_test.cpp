@@ -113,16 +113,16 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
       ContainsText("WORLD_SIZE: expected a whole number"));
   CHECK_THAT(
       message_of(over_store(), launched("2", "2")),
-      Equals(
-          "RANK: expected a rank from 0 to 1, for WORLD_SIZE is 2, got 2. Ranks count from 0: give "
-          "each of the 2 processes its own, or correct WORLD_SIZE."));
+      Equals("RANK: expected a rank from 0 to 1, for WORLD_SIZE is 2, got 2. Ranks count from 0: "
+             "give each of the 2 processes its own, or correct WORLD_SIZE."));
   CHECK_THAT(
       message_of(over_store().rank(3), launched("0", "2")),
       ContainsText("rank(): expected a rank from 0 to 1, for WORLD_SIZE is 2, got 3"));
   const auto in_url = ProcessGroupOptions().init_method("file:///meet?rank=2&world_size=2");
   CHECK_THAT(
-      message_of(in_url, {}), ContainsText("rank in init_method(\"file:///meet?rank=2&world_size=2"
-                                           "\"): expected a rank from 0 to 1, for world_size in"));
+      message_of(in_url, {}),
+      ContainsText("rank in init_method(\"file:///meet?rank=2&world_size=2\"): expected a rank "
+                   "from 0 to 1, for world_size in"));
   CHECK_THAT(
       message_of(ProcessGroupOptions().init_method("file:///meet?rank=x&world_size=2"), {}),
       ContainsText("): expected a whole number of at least 0, got \"x\". End the URL with ?rank="));
@@ -146,9 +146,8 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
   bad_port.master_port = Setting{"MASTER_PORT", "70000"};
   CHECK_THAT(
       message_of({}, bad_port),
-      Equals(
-          "MASTER_PORT: expected a number from 1 to 65535, got \"70000\" on rank 0 of 1. Set it to "
-          "a free port of rank 0's host, the same for all ranks."));
+      Equals("MASTER_PORT: expected a number from 1 to 65535, got \"70000\" on rank 0 of 1. Set it "
+             "to a free port of rank 0's host, the same for all ranks."));
 }
 
 TEST_CASE(
@@ -276,7 +275,7 @@ TEST_CASE("a file that cannot be created is an error that names it", "[comm][err
                            .timeout(std::chrono::seconds(2));
   CHECK_THROWS_WITH(
       rendezvous(options, {}),
-      ContainsText("expected to open or create /no/such/folder/meet for file://, but cannot on "
-                   "rank 0 of 1: /no/such/folder/meet.users: No such file or directory. Give a "
-                   "path"));
+      ContainsText(
+          "expected to open or create /no/such/folder/meet for file://, but cannot on rank 0 of 1: "
+          "/no/such/folder/meet.users: No such file or directory. Give a path"));
 }

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -1,6 +1,5 @@
 // The exchange of the ranks of a bootstrap through their store.
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -14,8 +13,7 @@
 
 using namespace ddp::backends;
 using namespace std::chrono_literals;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
+using namespace ddp::testing;
 
 namespace {
 
@@ -67,9 +65,7 @@ std::string error_with(const std::string& host, const std::string& memory) {
   store->set("host/1", host);
   store->set("memory/1", memory);
   store->set("state/1", "=");
-  return ddp::testing::error_of<c10::Error>([&] {
-    shm::bootstrap(setup_of(store, 0, 2), {"a", 0});
-  });
+  return error_of<c10::Error>([&] { shm::bootstrap(setup_of(store, 0, 2), {"a", 0}); });
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,11 +15,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::over;
-using ddp::testing::Rank;
-using ddp::testing::timed_error_of;
+using namespace ddp::testing;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
@@ -42,15 +37,12 @@ void sum_in_backend(const Rank& self, at::Tensor t) {
 TEST_CASE(
     "different collectives throw on every rank, and the backend still works", "[shm][errors]") {
   std::vector<std::string> caught(3);
-  const auto errors = errors_of_ranks(
-      3,
-      [&](const Rank& self) {
-        sum_in_backend(self, at::ones(10));
-        caught[self.rank] =
-            error_of<c10::Error>([&] { sum_in_backend(self, at::ones(self.rank == 2 ? 11 : 10)); });
-        sum_in_backend(self, at::ones(10));
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(3, over("shm"), [&](const Rank& self) {
+    sum_in_backend(self, at::ones(10));
+    caught[self.rank] =
+        error_of<c10::Error>([&] { sum_in_backend(self, at::ones(self.rank == 2 ? 11 : 10)); });
+    sum_in_backend(self, at::ones(10));
+  });
   CHECK(errors == std::vector<std::string>(3));
   CHECK(caught[0] == caught[1]);
   CHECK(caught[0] == caught[2]);
@@ -64,18 +56,14 @@ TEST_CASE(
 TEST_CASE(
     "tensors of different sizes are an error although their elements are as many",
     "[shm][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        std::vector<at::Tensor> t{at::ones(10 + self.rank), at::ones(20 - self.rank)};
-        self.group->allreduce_coalesced(t)->wait();
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [](const Rank& self) {
+    std::vector<at::Tensor> t{at::ones(10 + self.rank), at::ones(20 - self.rank)};
+    self.group->allreduce_coalesced(t)->wait();
+  });
   CHECK_THAT(
       errors, Each(Catch::Matchers::Matches(
-                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes "
-                  "#(\\d+), SUM and rank 1 all_reduce of 30 x Float in 2 tensors "
-                  "of sizes #(?!\\1).*")));
+                  ".*rank 0 called all_reduce of 30 x Float in 2 tensors of sizes #(\\d+), SUM and "
+                  "rank 1 all_reduce of 30 x Float in 2 tensors of sizes #(?!\\1).*")));
 }
 
 TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][errors]") {
@@ -152,15 +140,12 @@ TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][erro
   const auto index = static_cast<size_t>(GENERATE(range(0, 13)));
   const auto& name = kinds[index].first;
   CAPTURE(name);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        auto& backend = *self.group->getBackend(at::kCPU);
-        std::vector<at::Tensor> t{at::ones(11)};
-        const auto work = self.rank == 0 ? kinds[index].second(backend) : backend.allreduce(t);
-        work->wait();
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [&](const Rank& self) {
+    auto& backend = *self.group->getBackend(at::kCPU);
+    std::vector<at::Tensor> t{at::ones(11)};
+    const auto work = self.rank == 0 ? kinds[index].second(backend) : backend.allreduce(t);
+    work->wait();
+  });
   CHECK_THAT(
       errors,
       Each(Catch::Matchers::Matches(
@@ -172,43 +157,37 @@ TEST_CASE("a call that shared memory carries on some ranks only throws at once",
   // mismatch.
   const bool refused = GENERATE(false, true);
   std::vector<double> waited(3);
-  const auto errors = errors_of_ranks(
-      3,
-      [&](const Rank& self) {
-        sum_of_ones(self);
-        const auto backend = self.group->getBackend(at::kCPU);
-        std::vector<at::Tensor> tensors{at::ones(10)};
-        if (self.rank == 1 && refused) tensors[0] = tensors[0].to(at::kShort);
-        if (self.rank == 1 && !refused) tensors.push_back(at::ones(10));
-        const auto first = timed_error_of([&] { backend->allreduce(tensors)->wait(); });
-        waited[self.rank] = first.seconds;
-        const auto then = error_of([&] { sum_of_ones(self); });
-        TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it continues: ", then);
-        TORCH_CHECK(first.error.empty(), first.error);
-      },
-      over("shm", 6s));  // the time that rank 1 waits in Gloo at the end
+  const auto errors = errors_of_ranks(3, over("shm", 6s), [&](const Rank& self) {
+    sum_of_ones(self);
+    const auto backend = self.group->getBackend(at::kCPU);
+    std::vector<at::Tensor> tensors{at::ones(10)};
+    if (self.rank == 1 && refused) tensors[0] = tensors[0].to(at::kShort);
+    if (self.rank == 1 && !refused) tensors.push_back(at::ones(10));
+    const auto first = timed_error_of([&] { backend->allreduce(tensors)->wait(); });
+    waited[self.rank] = first.seconds;
+    const auto then = error_of([&] { sum_of_ones(self); });
+    TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it continues: ", then);
+    TORCH_CHECK(first.error.empty(), first.error);
+  });  // the time that rank 1 waits in Gloo at the end
   for (int rank = 0; rank < 3; ++rank) {
     CAPTURE(rank, errors[rank]);
     CHECK(waited[rank] < 5.5);
     CHECK_THAT(
-        errors[rank], ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 "
-                                   "all_reduce of ") &&
-                          ContainsText("(through Gloo)"));
+        errors[rank],
+        ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 all_reduce of ") &&
+            ContainsText("(through Gloo)"));
   }
 }
 
 TEST_CASE("a missing rank is named when the timeout has passed", "[shm][errors]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        sum_of_ones(self);
-        if (self.rank == 1) {
-          self.wait_until_others_end();
-        } else {
-          sum_of_ones(self);
-        }
-      },
-      over("shm", 4s));
+  const auto errors = errors_of_ranks(3, over("shm", 4s), [](const Rank& self) {
+    sum_of_ones(self);
+    if (self.rank == 1) {
+      self.wait_until_others_end();
+    } else {
+      sum_of_ones(self);
+    }
+  });
   CHECK(errors[1].empty());
   for (const int rank : {0, 2}) {
     CAPTURE(errors[rank]);
@@ -220,70 +199,58 @@ TEST_CASE("a missing rank is named when the timeout has passed", "[shm][errors]"
 
 TEST_CASE("a rank that leaves fails the others at once", "[shm][errors]") {
   std::vector<double> waited(2);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        sum_of_ones(self);
-        if (self.rank == 1) {
-          self.group->getBackend(at::kCPU)->shutdown();
-          return;
-        }
-        waited[0] = timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds;
-        sum_of_ones(self);
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [&](const Rank& self) {
+    sum_of_ones(self);
+    if (self.rank == 1) {
+      self.group->getBackend(at::kCPU)->shutdown();
+      return;
+    }
+    waited[0] = timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds;
+    sum_of_ones(self);
+  });
   CHECK(waited[0] < 15);
   CHECK_THAT(
       errors[0], ContainsText("rank 1 (process ") && ContainsText("has left the process group"));
 }
 
 TEST_CASE("a wait with a shorter timeout does not fail the collective", "[shm][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        if (self.rank == 1) self.store->wait({"rank 0 has waited"}, 20s);
-        auto t = at::ones(10);
-        const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
-        if (self.rank == 0) {
-          const auto text = error_of<c10::Error>([&] { work->wait(20ms); });
-          self.store->set("rank 0 has waited", std::vector<uint8_t>{1});
-          TORCH_CHECK(text.find("is not over after the 20 ms") != std::string::npos, text);
-        }
-        work->wait();
-        TORCH_CHECK(t.sum().item<float>() == 20);
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [](const Rank& self) {
+    if (self.rank == 1) self.store->wait({"rank 0 has waited"}, 20s);
+    auto t = at::ones(10);
+    const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+    if (self.rank == 0) {
+      const auto text = error_of<c10::Error>([&] { work->wait(20ms); });
+      self.store->set("rank 0 has waited", std::vector<uint8_t>{1});
+      TORCH_CHECK(text.find("is not over after the 20 ms") != std::string::npos, text);
+    }
+    work->wait();
+    TORCH_CHECK(t.sum().item<float>() == 20);
+  });
   CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("a collective that one rank aborts does not succeed on the others", "[shm][errors]") {
   // Rank 0 does its part of the sum, times out waiting for rank 1, and releases the memory.
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        const auto backend = self.group->getBackend(at::kCPU);
-        sum_of_ones(self);
-        auto t = backend->allocateTensor(100000, at::dtype(at::kFloat)).fill_(1);
-        if (self.rank == 1) self.store->wait({"rank 0 has aborted"}, 20s);
-        const auto text = error_of<c10::Error>([&] { sum_in_backend(self, std::move(t)); });
-        if (self.rank == 0) self.store->set("rank 0 has aborted", std::vector<uint8_t>{1});
-        TORCH_CHECK(text.empty(), text);
-      },
-      over("shm", 3s));
+  const auto errors = errors_of_ranks(2, over("shm", 3s), [](const Rank& self) {
+    const auto backend = self.group->getBackend(at::kCPU);
+    sum_of_ones(self);
+    auto t = backend->allocateTensor(100000, at::dtype(at::kFloat)).fill_(1);
+    if (self.rank == 1) self.store->wait({"rank 0 has aborted"}, 20s);
+    const auto text = error_of<c10::Error>([&] { sum_in_backend(self, std::move(t)); });
+    if (self.rank == 0) self.store->set("rank 0 has aborted", std::vector<uint8_t>{1});
+    TORCH_CHECK(text.empty(), text);
+  });
   CHECK_THAT(errors[0], ContainsText("timed out after 3000 ms, rank 1 (at 1) did not come"));
   CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has aborted"));
 }
 
 TEST_CASE("after a failure every later collective fails at once", "[shm][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        if (self.rank == 1) return self.wait_until_others_end();
-        for (int i = 0; i < 3; ++i) error_of<c10::Error>([&] { sum_of_ones(self); });
-        TORCH_CHECK(timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds < 0.5);
-        sum_of_ones(self);
-      },
-      over("shm", 1s));
+  const auto errors = errors_of_ranks(2, over("shm", 1s), [](const Rank& self) {
+    if (self.rank == 1) return self.wait_until_others_end();
+    for (int i = 0; i < 3; ++i) error_of<c10::Error>([&] { sum_of_ones(self); });
+    TORCH_CHECK(timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds < 0.5);
+    sum_of_ones(self);
+  });
   CHECK_THAT(errors[0], ContainsText("collective number 0") && ContainsText("timed out"));
   CHECK(errors[1].empty());
 }
@@ -327,8 +294,7 @@ TEST_CASE("a rank that cannot start a collective fails the others at once", "[sh
   };
   std::vector<double> waited(3);
   const auto errors = errors_of_ranks(3, [&, hosts = hosts](const Rank& self) {
-    const auto shared =
-        ddp::testing::share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
+    const auto shared = share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
     TORCH_CHECK(shared.backend, shared.why_not);
     at::Tensor all_memory;
     if (self.rank == 1) all_memory = shared.backend->allocateTensor(kArena, at::dtype(at::kByte));

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -15,7 +14,6 @@
 #include "comm/backends/shm/backend/fallback_backend.h"
 #include "support/error_of.h"
 #include "support/hosts.h"
-#include "support/processes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -24,12 +22,7 @@ namespace ddp::shm_groups_test {
 namespace {
 
 using c10d::ReduceOp;
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::over;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
+using namespace testing;
 using namespace std::chrono_literals;
 
 backends::shm::FallbackBackend& backend_of(const ProcessGroup& group) {
@@ -95,65 +88,59 @@ size_t free_from(const ProcessGroup& group) {
 TEST_CASE("further groups take no mappings, sockets and threads", "[shm][ranks]") {
   constexpr int kSize = 4;
   Resources one, many;
-  run_ranks<int>(
-      kSize,
-      [&](const Rank& self) {
-        std::vector<ProcessGroup> groups;
-        const auto make_one = [&](size_t number) {
-          std::vector<int> members;
-          ProcessGroup group;
-          if (number % 2 == 0) {
-            for (int rank = 0; rank < kSize; ++rank) {
-              if (rank % 2 == self.rank % 2) members.push_back(rank);
-            }
-            group = split_group(self.rank % 2, 0, self.group);
-          } else {
-            members = number % 4 == 1 ? std::vector<int>{1, 2, 3} : std::vector<int>{0, 1, 2, 3};
-            group = new_group(members, self.group);
-          }
-          if (!group) return;
-          use(group, self.rank, members);
-          groups.push_back(group);
-        };
-        // Rank 0 measures while the others wait, in a barrier without threads of its own.
-        const auto measure = [&](Resources& into) {
-          barrier(self.group);
-          if (self.rank == 0) into = resources();
-          barrier(self.group);
-        };
-        make_one(0);
-        make_one(1);
-        measure(one);
-        for (size_t number = 2; number < 22; ++number) make_one(number);
-        measure(many);
-        return 0;
-      },
-      over("shm"));
+  run_ranks<int>(kSize, over("shm"), [&](const Rank& self) {
+    std::vector<ProcessGroup> groups;
+    const auto make_one = [&](size_t number) {
+      std::vector<int> members;
+      ProcessGroup group;
+      if (number % 2 == 0) {
+        for (int rank = 0; rank < kSize; ++rank) {
+          if (rank % 2 == self.rank % 2) members.push_back(rank);
+        }
+        group = split_group(self.rank % 2, 0, self.group);
+      } else {
+        members = number % 4 == 1 ? std::vector<int>{1, 2, 3} : std::vector<int>{0, 1, 2, 3};
+        group = new_group(members, self.group);
+      }
+      if (!group) return;
+      use(group, self.rank, members);
+      groups.push_back(group);
+    };
+    // Rank 0 measures while the others wait, in a barrier without threads of its own.
+    const auto measure = [&](Resources& into) {
+      barrier(self.group);
+      if (self.rank == 0) into = resources();
+      barrier(self.group);
+    };
+    make_one(0);
+    make_one(1);
+    measure(one);
+    for (size_t number = 2; number < 22; ++number) make_one(number);
+    measure(many);
+    return 0;
+  });
   CHECK(many == one);
 }
 
 TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
-  const auto places = run_ranks<std::vector<size_t>>(
-      4,
-      [](const Rank& self) {
-        std::vector<size_t> places;
-        const auto world = [](int first) { return std::vector<int>{first, 3}; };
-        for (int round = 0; round < 20; ++round) {
-          std::vector<ProcessGroup> groups;
-          for (int number = 0; number < 10; ++number) {
-            groups.push_back(new_group(world(number % 3), self.group));
-            if (groups.back()) use(groups.back(), self.rank, world(number % 3));
-          }
-          // Each rank destroys them in an order of its own.
-          std::rotate(groups.begin(), groups.begin() + self.rank * 2, groups.end());
-          groups.clear();
-          barrier(self.group);
-          places.push_back(free_from(self.group));
-          barrier(self.group);
-        }
-        return places;
-      },
-      over("shm"));
+  const auto places = run_ranks<std::vector<size_t>>(4, over("shm"), [](const Rank& self) {
+    std::vector<size_t> places;
+    const auto world = [](int first) { return std::vector<int>{first, 3}; };
+    for (int round = 0; round < 20; ++round) {
+      std::vector<ProcessGroup> groups;
+      for (int number = 0; number < 10; ++number) {
+        groups.push_back(new_group(world(number % 3), self.group));
+        if (groups.back()) use(groups.back(), self.rank, world(number % 3));
+      }
+      // Each rank destroys them in an order of its own.
+      std::rotate(groups.begin(), groups.begin() + self.rank * 2, groups.end());
+      groups.clear();
+      barrier(self.group);
+      places.push_back(free_from(self.group));
+      barrier(self.group);
+    }
+    return places;
+  });
   for (const auto& of_rank : places) {
     // A block that the ranks left in another order is released by the next reservation.
     const auto half = of_rank.begin() + 10;
@@ -167,60 +154,51 @@ TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
 }
 
 TEST_CASE("a tensor of one group's memory is reduced in place by another", "[shm][ranks]") {
-  const auto results = run_ranks<at::Tensor>(
-      3,
-      [](const Rank& self) {
-        const auto pair = new_group({1, 2}, self.group);
-        auto tensor = backend_of(self.group).allocateTensor(1000, at::dtype(at::kFloat));
-        tensor.fill_(self.rank);
-        if (pair) all_reduce(tensor, ReduceOp::SUM, pair);
-        all_reduce(tensor, ReduceOp::SUM, self.group);
-        return tensor.clone();
-      },
-      over("shm"));
+  const auto results = run_ranks<at::Tensor>(3, over("shm"), [](const Rank& self) {
+    const auto pair = new_group({1, 2}, self.group);
+    auto tensor = backend_of(self.group).allocateTensor(1000, at::dtype(at::kFloat));
+    tensor.fill_(self.rank);
+    if (pair) all_reduce(tensor, ReduceOp::SUM, pair);
+    all_reduce(tensor, ReduceOp::SUM, self.group);
+    return tensor.clone();
+  });
   for (const auto& result : results) CHECK(result.eq(6).all().item<bool>());
 }
 
 TEST_CASE("groups outlive the group that they were made of", "[shm][ranks]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        auto parent = make_process_group(ProcessGroupOptions()
-                                             .backend("shm")
-                                             .store(self.store)
-                                             .rank(self.rank)
-                                             .world_size(3)
-                                             .timeout(20s));
-        auto upper = new_group({1, 2}, parent);
-        auto own = upper ? new_group({1}, upper) : nullptr;
-        barrier(parent);
-        parent.reset();
-        for (int i = 0; i < 3; ++i) {
-          if (upper) use(upper, self.rank, {1, 2});
-        }
-        upper.reset();
-        if (own) use(own, self.rank, {self.rank});
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(3, over("shm"), [](const Rank& self) {
+    auto parent = make_process_group(ProcessGroupOptions()
+                                         .backend("shm")
+                                         .store(self.store)
+                                         .rank(self.rank)
+                                         .world_size(3)
+                                         .timeout(20s));
+    auto upper = new_group({1, 2}, parent);
+    auto own = upper ? new_group({1}, upper) : nullptr;
+    barrier(parent);
+    parent.reset();
+    for (int i = 0; i < 3; ++i) {
+      if (upper) use(upper, self.rank, {1, 2});
+    }
+    upper.reset();
+    if (own) use(own, self.rank, {self.rank});
+  });
   CHECK(errors == std::vector<std::string>(3));
 }
 
 TEST_CASE("a rank that leaves a group fails its members at once", "[shm][ranks][errors]") {
-  const auto results = run_ranks<testing::TimedError>(
-      3,
-      [](const Rank& self) {
-        auto pair = new_group({0, 2}, self.group);
-        testing::TimedError seen;
-        if (pair) use(pair, self.rank, {0, 2});
-        if (self.rank == 2) pair.reset();
-        if (self.rank == 0) {
-          std::vector<at::Tensor> tensors{at::ones(10)};
-          seen = timed_error_of([&] { pair->getBackend(at::kCPU)->allreduce(tensors)->wait(); });
-        }
-        use(self.group, self.rank, {0, 1, 2});  // it works on
-        return seen;
-      },
-      over("shm"));
+  const auto results = run_ranks<TimedError>(3, over("shm"), [](const Rank& self) {
+    auto pair = new_group({0, 2}, self.group);
+    TimedError seen;
+    if (pair) use(pair, self.rank, {0, 2});
+    if (self.rank == 2) pair.reset();
+    if (self.rank == 0) {
+      std::vector<at::Tensor> tensors{at::ones(10)};
+      seen = timed_error_of([&] { pair->getBackend(at::kCPU)->allreduce(tensors)->wait(); });
+    }
+    use(self.group, self.rank, {0, 1, 2});  // it works on
+    return seen;
+  });
   CHECK(results[0].seconds < 5);
   CHECK_THAT(
       results[0].error,
@@ -229,33 +207,30 @@ TEST_CASE("a rank that leaves a group fails its members at once", "[shm][ranks][
 
 TEST_CASE("a group that is aborted alone leaves memory to the others", "[shm][ranks][errors]") {
   constexpr int64_t kNumel = 1 << 20;
-  const auto results = run_ranks<std::vector<size_t>>(
-      2,
-      [&](const Rank& self) {
-        const auto pair = new_group({0, 1}, self.group);
-        auto& backend = backend_of(pair);
-        // Rank 0 waits for a sum that rank 1 does not join, and rank 1 could still write to its
-        // memory.
-        std::vector<at::Tensor> tensors{backend.allocateTensor(kNumel, at::dtype(at::kFloat))};
-        const auto arena = backend.arena();
-        const auto pending = *arena->offset_of(tensors[0]);
-        if (self.rank == 0) {
-          const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
-          backend.abort();
-          TORCH_CHECK(!error_of([&] { work->wait(); }).empty());
-        }
-        tensors.clear();
-        barrier(self.group);
-        // The others use memory again, but not that.
-        std::set<size_t> places;
-        for (int i = 0; i < 10; ++i) {
-          const auto other = backend_of(self.group).allocateTensor(kNumel, at::dtype(at::kFloat));
-          places.insert(*arena->offset_of(other));
-          use(self.group, self.rank, {0, 1});
-        }
-        return std::vector<size_t>{places.size(), places.count(pending)};
-      },
-      over("shm"));
+  const auto results = run_ranks<std::vector<size_t>>(2, over("shm"), [&](const Rank& self) {
+    const auto pair = new_group({0, 1}, self.group);
+    auto& backend = backend_of(pair);
+    // Rank 0 waits for a sum that rank 1 does not join, and rank 1 could still write to its
+    // memory.
+    std::vector<at::Tensor> tensors{backend.allocateTensor(kNumel, at::dtype(at::kFloat))};
+    const auto arena = backend.arena();
+    const auto pending = *arena->offset_of(tensors[0]);
+    if (self.rank == 0) {
+      const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
+      backend.abort();
+      TORCH_CHECK(!error_of([&] { work->wait(); }).empty());
+    }
+    tensors.clear();
+    barrier(self.group);
+    // The others use memory again, but not that.
+    std::set<size_t> places;
+    for (int i = 0; i < 10; ++i) {
+      const auto other = backend_of(self.group).allocateTensor(kNumel, at::dtype(at::kFloat));
+      places.insert(*arena->offset_of(other));
+      use(self.group, self.rank, {0, 1});
+    }
+    return std::vector<size_t>{places.size(), places.count(pending)};
+  });
   CHECK(results[0] == std::vector<size_t>{1, 0});
   CHECK(results[1] == std::vector<size_t>{1, 1});
 }
@@ -265,10 +240,10 @@ TEST_CASE("groups over several hosts share the memory of each host", "[shm][host
       {{{0, 1, 2, 3}, "several"}, {{1, 2, 3}, "several"}, {{2, 3}, "one"}, {{0, 2}, "apart"}}));
   CAPTURE(ranks, name);
   const auto errors = errors_of_ranks(4, [&, ranks = ranks, name = name](const Rank& self) {
-    const auto parent = testing::share_on_hosts(self.store, self.rank, "aabb", 20s, 20s);
+    const auto parent = share_on_hosts(self.store, self.rank, "aabb", 20s, 20s);
     TORCH_CHECK(parent.backend, parent.why_not);
     if (std::count(ranks.begin(), ranks.end(), self.rank) == 0) return;
-    const auto child = testing::share_within(self.store, self.rank, ranks, parent.backend, 20s);
+    const auto child = share_within(self.store, self.rank, ranks, parent.backend, 20s);
     if (name == "apart") {
       TORCH_CHECK(child.why_not.find("no two ranks are on one host") == 0, child.why_not);
       return;

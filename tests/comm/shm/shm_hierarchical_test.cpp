@@ -1,5 +1,4 @@
 // Shared memory on several hosts, simulated by ranks with different host names.
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <future>
@@ -17,9 +16,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -29,7 +26,7 @@ namespace {
 /// \param hosts  a letter for each rank: ranks with the same letter are on one host.
 ddp::backends::shm::BootstrapResult make(
     const Rank& self, const std::string& hosts, std::chrono::milliseconds timeout = 20s) {
-  return ddp::testing::share_on_hosts(self.store, self.rank, hosts, timeout, timeout);
+  return share_on_hosts(self.store, self.rank, hosts, timeout, timeout);
 }
 
 BackendPtr backend_of(
@@ -111,9 +108,7 @@ TEST_CASE("an element's sum does not depend on its position", "[shm][hosts][rank
         const auto backend = backend_of(self, hosts);
         const auto whole = of_rank(self.rank), cut = of_rank(self.rank);
         start(backend, whole, c10d::ReduceOp::SUM)->wait();
-        for (const auto& piece : cut.split(70)) {
-          start(backend, piece, c10d::ReduceOp::SUM)->wait();
-        }
+        for (const auto& piece : cut.split(70)) start(backend, piece, c10d::ReduceOp::SUM)->wait();
         return std::vector<at::Tensor>{whole, cut};
       });
   at::Tensor expected, of_host;
@@ -252,8 +247,8 @@ TEST_CASE("a failure on one host fails the others at once", "[shm][hosts][errors
       kept[static_cast<size_t>(self.rank)] = backend;
       return;
     }
-    const auto [text, seconds] = ddp::testing::timed_error_of(
-        [&] { start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait(); });
+    const auto [text, seconds] =
+        timed_error_of([&] { start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait(); });
     took[static_cast<size_t>(self.rank)] = seconds;
     kept[static_cast<size_t>(self.rank)] = backend;  // its end must not fail the others
     TORCH_CHECK(text.empty(), text);

@@ -3,10 +3,10 @@
 #include <signal.h>
 
 #include <fstream>
+#include <functional>
 #include <set>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -65,46 +65,41 @@ int count_mappings(const std::string& file) {
   return count;
 }
 
+/// The ranks beside `victim`, which was killed, end long before the timeout, and name it.
+///
+/// \param text  in the output of a rank.
+void check_killed(
+    FailingWorld& world, int victim, const std::function<std::string(int rank)>& text) {
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto end = world.rank(rank).wait();
+    CAPTURE(victim, rank, end.out, end.err);
+    if (rank == victim) {
+      CHECK(end.code == -9);
+      continue;
+    }
+    CHECK(end.code == 0);
+    CHECK(numbers_after(end.out, "after ").at(0) < kAtMostMs);
+    CHECK_THAT(
+        end.out, ContainsText(text(rank)) && ContainsText(world.name(victim) + " has ended"));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("all ranks name a killed rank, long before the timeout", "[shm][process][errors]") {
   const int victim = GENERATE(0, 1);
   FailingWorld world("kill", victim, 3);
-  for (int rank = 0; rank < 3; ++rank) {
-    const auto end = world.rank(rank).wait();
-    CAPTURE(victim, rank, end.out, end.err);
-    if (rank == victim) {
-      CHECK(end.code == -9);
-      continue;
-    }
-    CHECK(end.code == 0);
-    CHECK(numbers_after(end.out, "after ").at(0) < kAtMostMs);
-    CHECK_THAT(
-        end.out, ContainsText(
-                     "collective number 1 (all_reduce of 1 x Float, SUM) on rank " +
-                     std::to_string(rank) + ": rank ") &&
-                     ContainsText(world.name(victim) + " has ended"));
-  }
+  check_killed(world, victim, [](int rank) {
+    return "collective number 1 (all_reduce of 1 x Float, SUM) on rank " + std::to_string(rank) +
+           ": rank ";
+  });
 }
 
 TEST_CASE(
     "all ranks name a rank that is killed in the middle of an all-to-all",
     "[shm][process][errors]") {
-  const int victim = 2;
-  FailingWorld world("exchange", victim, 3);
-  for (int rank = 0; rank < 3; ++rank) {
-    const auto end = world.rank(rank).wait();
-    CAPTURE(victim, rank, end.out, end.err);
-    if (rank == victim) {
-      CHECK(end.code == -9);
-      continue;
-    }
-    CHECK(end.code == 0);
-    CHECK(numbers_after(end.out, "after ").at(0) < kAtMostMs);
-    CHECK_THAT(
-        end.out, ContainsText("collective number 1 (all_to_all of Float) on rank ") &&
-                     ContainsText(world.name(victim) + " has ended"));
-  }
+  FailingWorld world("exchange", 2, 3);
+  check_killed(world, 2, [](int) { return "collective number 1 (all_to_all of Float) on rank "; });
 }
 
 TEST_CASE(

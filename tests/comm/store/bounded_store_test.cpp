@@ -4,10 +4,8 @@
 
 #include <condition_variable>
 #include <future>
-#include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -6,9 +6,7 @@
 
 #include "support/catch.h"
 
-using ddp::testing::Ended;
-using ddp::testing::numbers_after;
-using ddp::testing::World;
+using namespace ddp::testing;
 
 namespace {
 
@@ -44,8 +42,7 @@ TEST_CASE("a rank 0 that is frozen before the others connect is named", "[proces
         end.out, ContainsText("init_process_group: expected rank 0 to answer at 127.0.0.1 port ") &&
                      ContainsText(
                          "but rank " + std::to_string(rank) +
-                         " of 3 did not reach it: "
-                         "rank 0 took the connection and did not answer"));
+                         " of 3 did not reach it: rank 0 took the connection and did not answer"));
   }
 }
 

@@ -16,8 +16,7 @@
 #include "support/catch.h"
 
 using namespace std::chrono_literals;
-using ddp::testing::error_of;
-using ddp::testing::PlainStore;
+using namespace ddp::testing;
 
 TEST_CASE("a plain store keeps the first failure", "[comm]") {
   PlainStore store;
@@ -29,11 +28,10 @@ TEST_CASE("a plain store keeps the first failure", "[comm]") {
 
 TEST_CASE("over a plain store a group's ranks throw a failure", "[comm][errors]") {
   const auto store = c10::make_intrusive<PlainStore>();
-  ddp::testing::Events events;
+  Events events;
   std::vector<ddp::ProcessGroup> groups;
   for (int rank = 0; rank < 2; ++rank) {
-    groups.push_back(ddp::testing::group_over(
-        c10::make_intrusive<ddp::testing::RecordingBackend>(rank, 2, events), store));
+    groups.push_back(group_over(c10::make_intrusive<RecordingBackend>(rank, 2, events), store));
   }
   const auto waiting = ddp::monitor_of(groups[0]);
   const auto failing = ddp::monitor_of(groups[1]);

@@ -15,8 +15,7 @@
 
 using namespace std::chrono_literals;
 using ddp::StoreExecutor;
-using ddp::testing::error_of;
-using ddp::testing::WatchedStore;
+using namespace ddp::testing;
 
 namespace {
 
@@ -38,9 +37,7 @@ class ClosedStore {
   const c10::intrusive_ptr<WatchedStore> store_;
 };
 
-double seconds_of(const std::function<void()>& body) {
-  return ddp::testing::timed_error_of(body).seconds;
-}
+double seconds_of(const std::function<void()>& body) { return timed_error_of(body).seconds; }
 
 }  // namespace
 
@@ -84,5 +81,5 @@ TEST_CASE("a store that does not answer blocks no caller", "[comm][errors]") {
   CHECK(closed.users() > 0);
   // The abandoned thread ends once the store answers.
   closed.open();
-  CHECK(ddp::testing::eventually([&] { return closed.users() == 0; }));
+  CHECK(eventually([&] { return closed.users() == 0; }));
 }

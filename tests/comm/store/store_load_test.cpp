@@ -14,9 +14,7 @@
 #include "support/catch.h"
 
 using ddp::ProcessGroupOptions;
-using ddp::testing::Rank;
-using ddp::testing::RanksOptions;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using namespace std::chrono_literals;
 
 namespace {
@@ -113,7 +111,7 @@ TEST_CASE(
   // rest is polling: one operation every 20 ms for ranks that wait for others.
   const int size = GENERATE(2, 8, 16);
   const RanksOptions options{50s};
-  const auto loads = run_ranks<Load>(size, measure, options);
+  const auto loads = run_ranks<Load>(size, options, measure);
   for (const auto& load : loads) {
     CAPTURE(size, load.init, load.subgroup);
     CHECK(load.init < 40 + 4 * size + polls_within(load.took));

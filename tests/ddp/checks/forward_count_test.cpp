@@ -58,23 +58,20 @@ TEST_CASE("a forward pass that throws on all ranks does not fail the group", "[r
 }
 
 TEST_CASE("a rank whose forward threw alone ends those that wait", "[ranks][errors][forwards]") {
-  const auto seen = run_ranks<TimedError>(
-      3,
-      [](const Rank& self) -> TimedError {
-        ForwardCount count(monitor_of(self.group));
-        begin_and_fail(count, "boom everywhere");
-        count.begin();
-        sum_ones(self);
-        TimedError seen;
-        if (self.rank == 1) {
-          count.fail("boom on rank 1 alone");
-        } else {
-          seen = timed_error_of([&] { sum_ones(self); });
-        }
-        self.wait_until_others_end();
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(3, kLongTimeout, [](const Rank& self) -> TimedError {
+    ForwardCount count(monitor_of(self.group));
+    begin_and_fail(count, "boom everywhere");
+    count.begin();
+    sum_ones(self);
+    TimedError seen;
+    if (self.rank == 1) {
+      count.fail("boom on rank 1 alone");
+    } else {
+      seen = timed_error_of([&] { sum_ones(self); });
+    }
+    self.wait_until_others_end();
+    return seen;
+  });
   for (const int rank : {0, 2}) {
     CAPTURE(rank);
     CHECK_THAT(seen[rank].error, ContainsText("boom on rank 1 alone"));

@@ -73,16 +73,12 @@ TEST_CASE("a captured step computes the same as one that is not captured", "[cud
   const bool with_hook = GENERATE(false, true);  // a hook puts NCCL into the graph
   const bool unused = GENERATE(false, true);
   CAPTURE(as_views, with_hook, unused);
-  const auto replayed = run_ranks<Outcome>(
-      1,
-      [&](const Rank& self) {
-        const CUDAStreamGuard guard(getStreamFromPool());
-        const auto options =
-            Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused);
-        CudaTrainer trainer(self, options, with_hook ? hooks::all_reduce(self.group) : nullptr);
-        return train_by_replays(trainer);
-      },
-      over("nccl"));
+  const auto replayed = run_ranks<Outcome>(1, over("nccl"), [&](const Rank& self) {
+    const CUDAStreamGuard guard(getStreamFromPool());
+    const auto options = Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused);
+    CudaTrainer trainer(self, options, with_hook ? hooks::all_reduce(self.group) : nullptr);
+    return train_by_replays(trainer);
+  });
   const auto eager = train_eagerly();
   CHECK(torch::equal(replayed[0].losses, eager.losses));
   CHECK(torch::equal(replayed[0].parameters, eager.parameters));
@@ -90,83 +86,70 @@ TEST_CASE("a captured step computes the same as one that is not captured", "[cud
 
 TEST_CASE("steps after a capture work as before", "[cuda][graph]") {
   if (lacks_cuda()) return;
-  const auto trained = run_ranks<at::Tensor>(
-      1,
-      [&](const Rank& self) {
-        const CUDAStreamGuard guard(getStreamFromPool());
-        CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
-        train_by_replays(trainer);
-        trainer.optimizer.zero_grad();
-        for (int step = 0; step < 3; ++step) trainer.step(cuda_batch(kBefore + kReplays + step));
-        return flat_parameters(trainer.net);
-      },
-      over("nccl"));
+  const auto trained = run_ranks<at::Tensor>(1, over("nccl"), [&](const Rank& self) {
+    const CUDAStreamGuard guard(getStreamFromPool());
+    CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+    train_by_replays(trainer);
+    trainer.optimizer.zero_grad();
+    for (int step = 0; step < 3; ++step) trainer.step(cuda_batch(kBefore + kReplays + step));
+    return flat_parameters(trainer.net);
+  });
   CHECK(torch::equal(trained[0], train_plainly(kBefore + kReplays + 3)));
 }
 
 TEST_CASE("a collective is captured and replayed", "[cuda][graph]") {
   if (lacks_cuda()) return;
-  const auto sums = run_ranks<at::Tensor>(
-      1,
-      [](const Rank& self) {
-        const CUDAStreamGuard guard(getStreamFromPool());
-        auto tensor = torch::ones({1000}, c10::Device(at::kCUDA, 0));
-        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);  // connects NCCL before the capture
-        torch::cuda::synchronize();
-        at::cuda::CUDAGraph graph;
-        graph.capture_begin();
-        tensor.mul_(2);
-        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
-        tensor.add_(1);
-        graph.capture_end();
-        for (int i = 0; i < 3; ++i) graph.replay();
-        return tensor.cpu();
-      },
-      over("nccl"));
+  const auto sums = run_ranks<at::Tensor>(1, over("nccl"), [](const Rank& self) {
+    const CUDAStreamGuard guard(getStreamFromPool());
+    auto tensor = torch::ones({1000}, c10::Device(at::kCUDA, 0));
+    all_reduce(tensor, c10d::ReduceOp::SUM, self.group);  // connects NCCL before the capture
+    torch::cuda::synchronize();
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin();
+    tensor.mul_(2);
+    all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
+    tensor.add_(1);
+    graph.capture_end();
+    for (int i = 0; i < 3; ++i) graph.replay();
+    return tensor.cpu();
+  });
   CHECK(torch::equal(sums[0], torch::full({1000}, 15.)));
 }
 
 TEST_CASE(
     "a capture that begins too early throws, and training continues", "[cuda][graph][errors]") {
   if (lacks_cuda()) return;
-  const auto errors = run_ranks<std::string>(
-      1,
-      [](const Rank& self) {
-        const CUDAStreamGuard guard(getStreamFromPool());
-        CudaTrainer trainer(self);
-        const auto x = cuda_batch(0);
-        torch::cuda::synchronize();
-        at::cuda::CUDAGraph graph;
-        graph.capture_begin();
-        const auto error = error_of<c10::Error>([&] { trainer.step(x); });
-        graph.capture_end();
-        for (int step = 0; step < 3; ++step) trainer.step(x);
-        return error;
-      },
-      over("nccl"));
+  const auto errors = run_ranks<std::string>(1, over("nccl"), [](const Rank& self) {
+    const CUDAStreamGuard guard(getStreamFromPool());
+    CudaTrainer trainer(self);
+    const auto x = cuda_batch(0);
+    torch::cuda::synchronize();
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin();
+    const auto error = error_of<c10::Error>([&] { trainer.step(x); });
+    graph.capture_end();
+    for (int step = 0; step < 3; ++step) trainer.step(x);
+    return error;
+  });
   CHECK_THAT(errors[0], ContainsText("Run at least 3 steps on the capturing stream before"));
 }
 
 TEST_CASE("CapturedStep computes the same as a step that is not captured", "[cuda][graph]") {
   if (lacks_cuda()) return;
-  const auto replayed = run_ranks<Outcome>(
-      1,
-      [](const Rank& self) {
-        const CUDAStreamGuard guard(getStreamFromPool());
-        CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
-        const auto x = torch::empty_like(cuda_batch(0));
-        CapturedStep step(
-            [&] { return trainer.step(x); },
-            CapturedStepOptions().optimizers({&trainer.optimizer}));
-        std::vector<at::Tensor> losses;
-        for (int i = 0; i < kBefore + kReplays; ++i) {
-          x.copy_(cuda_batch(i));
-          losses.push_back(step().clone());
-        }
-        torch::cuda::synchronize();
-        return Outcome{torch::stack(losses).cpu(), flat_parameters(trainer.net)};
-      },
-      over("nccl"));
+  const auto replayed = run_ranks<Outcome>(1, over("nccl"), [](const Rank& self) {
+    const CUDAStreamGuard guard(getStreamFromPool());
+    CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+    const auto x = torch::empty_like(cuda_batch(0));
+    CapturedStep step(
+        [&] { return trainer.step(x); }, CapturedStepOptions().optimizers({&trainer.optimizer}));
+    std::vector<at::Tensor> losses;
+    for (int i = 0; i < kBefore + kReplays; ++i) {
+      x.copy_(cuda_batch(i));
+      losses.push_back(step().clone());
+    }
+    torch::cuda::synchronize();
+    return Outcome{torch::stack(losses).cpu(), flat_parameters(trainer.net)};
+  });
   const auto eager = train_eagerly();
   CHECK(torch::equal(replayed[0].losses, eager.losses));
   CHECK(torch::equal(replayed[0].parameters, eager.parameters));
@@ -192,14 +175,11 @@ TEST_CASE("replays take the rates of a schedule from fused optimizers", "[cuda][
       TORCH_CHECK(captured.is_captured() == captures);
       return Outcome{torch::stack(losses).cpu(), flat_parameters(net)};
     };
-    const auto replayed = run_ranks<Outcome>(
-        1,
-        [&](const Rank& self) {
-          const CUDAStreamGuard guard(getStreamFromPool());
-          CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
-          return train(trainer.model, trainer.net, true);
-        },
-        over("nccl"));
+    const auto replayed = run_ranks<Outcome>(1, over("nccl"), [&](const Rank& self) {
+      const CUDAStreamGuard guard(getStreamFromPool());
+      CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+      return train(trainer.model, trainer.net, true);
+    });
     auto net = make_cuda_net();
     const auto eager = train(net, net, false);
     CHECK(torch::equal(replayed[0].losses, eager.losses));

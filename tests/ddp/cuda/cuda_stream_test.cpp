@@ -123,33 +123,30 @@ TEST_CASE("a step is ordered correctly on any stream", "[cuda][streams]") {
   const bool made_there = made_on_side;  // a lambda cannot capture the original
   const bool runs_there = on_side;
   constexpr int kSteps = 4;
-  const auto trained = run_ranks<at::Tensor>(
-      1,
-      [&](const Rank& self) {
-        const auto home = c10::cuda::getCurrentCUDAStream();
-        const auto stream = runs_there ? getStreamFromPool() : home;
-        std::vector<at::Tensor> batches;
-        for (int step = 0; step < kSteps; ++step) batches.push_back(cuda_batch(step));
-        torch::cuda::synchronize();
-        std::optional<CudaTrainer> trainer;
-        const auto options = Options().gradient_as_bucket_view(as_views).bucket_cap_mb(cap_mb);
-        {
-          const CUDAStreamGuard guard(made_there ? stream : home);
-          trainer.emplace(self, options, hook_for(buckets, self));
-        }
-        torch::cuda::synchronize();
-        const CUDAStreamGuard guard(stream);
-        for (const auto& x : batches) late_step(*trainer, x);
-        return flat_parameters(trainer->net);
-      },
-      over("nccl"));
+  const auto trained = run_ranks<at::Tensor>(1, over("nccl"), [&](const Rank& self) {
+    const auto home = c10::cuda::getCurrentCUDAStream();
+    const auto stream = runs_there ? getStreamFromPool() : home;
+    std::vector<at::Tensor> batches;
+    for (int step = 0; step < kSteps; ++step) batches.push_back(cuda_batch(step));
+    torch::cuda::synchronize();
+    std::optional<CudaTrainer> trainer;
+    const auto options = Options().gradient_as_bucket_view(as_views).bucket_cap_mb(cap_mb);
+    {
+      const CUDAStreamGuard guard(made_there ? stream : home);
+      trainer.emplace(self, options, hook_for(buckets, self));
+    }
+    torch::cuda::synchronize();
+    const CUDAStreamGuard guard(stream);
+    for (const auto& x : batches) late_step(*trainer, x);
+    return flat_parameters(trainer->net);
+  });
   CHECK(torch::equal(trained[0], train_plainly(kSteps)));
 }
 
 TEST_CASE("one bucket takes gradients of several streams", "[cuda][streams]") {
   if (lacks_cuda()) return;
   const auto trained = run_ranks<at::Tensor>(
-      1, [](const Rank& self) { return train_beside(/*apart=*/true, &self); }, over("nccl"));
+      1, over("nccl"), [](const Rank& self) { return train_beside(/*apart=*/true, &self); });
   CHECK(torch::equal(trained[0], train_beside(/*apart=*/false, nullptr)));
 }
 
@@ -158,23 +155,20 @@ TEST_CASE("views keep their memory when gradients are zeroed in place", "[cuda][
   const auto buckets = GENERATE(Buckets::Unused, Buckets::Reduced);
   CAPTURE(buckets == Buckets::Reduced);
   constexpr int kSteps = 5;
-  const auto trained = run_ranks<at::Tensor>(
-      1,
-      [&](const Rank& self) {
-        CudaTrainer trainer(self, Options().gradient_as_bucket_view(true), hook_for(buckets, self));
-        std::vector<const void*> places;
-        for (int step = 0; step < kSteps; ++step) {
-          trainer.optimizer.zero_grad(/*set_to_none=*/false);
-          late(trainer.model->forward(cuda_batch(step))).pow(2).mean().backward();
-          trainer.optimizer.step();
-          std::vector<const void*> now;
-          for (const auto& p : trainer.net->parameters()) now.push_back(p.grad().data_ptr());
-          TORCH_CHECK(step < 2 || now == places, "step ", step, ": gradients moved");
-          places = now;
-        }
-        return flat_parameters(trainer.net);
-      },
-      over("nccl"));
+  const auto trained = run_ranks<at::Tensor>(1, over("nccl"), [&](const Rank& self) {
+    CudaTrainer trainer(self, Options().gradient_as_bucket_view(true), hook_for(buckets, self));
+    std::vector<const void*> places;
+    for (int step = 0; step < kSteps; ++step) {
+      trainer.optimizer.zero_grad(/*set_to_none=*/false);
+      late(trainer.model->forward(cuda_batch(step))).pow(2).mean().backward();
+      trainer.optimizer.step();
+      std::vector<const void*> now;
+      for (const auto& p : trainer.net->parameters()) now.push_back(p.grad().data_ptr());
+      TORCH_CHECK(step < 2 || now == places, "step ", step, ": gradients moved");
+      places = now;
+    }
+    return flat_parameters(trainer.net);
+  });
   CHECK(torch::equal(trained[0], train_plainly(kSteps)));
 }
 
@@ -188,32 +182,29 @@ TEST_CASE("the host does not wait between forward and the optimizer's step", "[c
     std::vector<std::string> waits, control;
     bool ran_ahead = false;
   };
-  const auto seen = run_ranks<Seen>(
-      1,
-      [&](const Rank& self) {
-        CudaTrainer trainer(
-            self, Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused),
-            hook_for(buckets, self));
-        const auto x = cuda_batch(0);
-        for (int step = 0; step < 5; ++step) trainer.step(x);
-        torch::cuda::synchronize();
-        Seen seen;
-        at::cuda::sleep(kHalfASecond);
-        at::cuda::CUDAEvent after_sleep;
-        after_sleep.record();
-        const HostWaits waits;
-        for (int step = 0; step < 3; ++step) trainer.step(x);
-        seen.ran_ahead = !after_sleep.query();
-        seen.waits = waits.seen();
-        // The same counter, with a wait.
-        const HostWaits control;
-        after_sleep.synchronize();
-        torch::cuda::synchronize();
-        trainer.step(x).item<float>();
-        seen.control = control.seen();
-        return seen;
-      },
-      over("nccl"));
+  const auto seen = run_ranks<Seen>(1, over("nccl"), [&](const Rank& self) {
+    CudaTrainer trainer(
+        self, Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused),
+        hook_for(buckets, self));
+    const auto x = cuda_batch(0);
+    for (int step = 0; step < 5; ++step) trainer.step(x);
+    torch::cuda::synchronize();
+    Seen seen;
+    at::cuda::sleep(kHalfASecond);
+    at::cuda::CUDAEvent after_sleep;
+    after_sleep.record();
+    const HostWaits waits;
+    for (int step = 0; step < 3; ++step) trainer.step(x);
+    seen.ran_ahead = !after_sleep.query();
+    seen.waits = waits.seen();
+    // The same counter, with a wait.
+    const HostWaits control;
+    after_sleep.synchronize();
+    torch::cuda::synchronize();
+    trainer.step(x).item<float>();
+    seen.control = control.seen();
+    return seen;
+  });
   CHECK(seen[0].ran_ahead);
   CHECK(seen[0].waits == std::vector<std::string>{});
   for (const char* call :
@@ -259,9 +250,8 @@ TEST_CASE("gradients in buckets begin at multiples of 16 bytes", "[cuda][streams
     net->to(c10::Device(at::kCUDA, 0));
     return net;
   };
-  const auto of_rank = run_ranks<std::pair<at::Tensor, bool>>(
-      1,
-      [&](const Rank& self) {
+  const auto of_rank =
+      run_ranks<std::pair<at::Tensor, bool>>(1, over("nccl"), [&](const Rank& self) {
         const auto net = make();
         DistributedDataParallel<torch::nn::Sequential> model(
             net, Options().process_group(self.group).gradient_as_bucket_view(true));
@@ -272,8 +262,7 @@ TEST_CASE("gradients in buckets begin at multiples of 16 bytes", "[cuda][streams
                     p.grad().storage().nbytes() > p.grad().nbytes();  // in a bucket
         }
         return std::make_pair(values, aligned);
-      },
-      over("nccl"));
+      });
   auto plain = make();
   CHECK(torch::equal(of_rank[0].first, train(plain, plain)));
   CHECK(of_rank[0].second);

@@ -21,9 +21,8 @@ TEST_CASE("a module on a GPU trains as its copy does without a wrapper", "[cuda]
   const bool as_views = GENERATE(false, true);
   CAPTURE(backend, as_views);
   const auto options = testing::over(backend);
-  const auto pairs = testing::run_ranks<std::vector<at::Tensor>>(
-      1,
-      [&](const testing::Rank& self) {
+  const auto pairs =
+      testing::run_ranks<std::vector<at::Tensor>>(1, options, [&](const testing::Rank& self) {
         const c10::Device device(c10::kCUDA, 0);
         const auto train = [&](bool wrapped) {
           torch::manual_seed(1);
@@ -47,8 +46,7 @@ TEST_CASE("a module on a GPU trains as its copy does without a wrapper", "[cuda]
           return testing::flattened(net->parameters()).cpu();
         };
         return std::vector<at::Tensor>{train(true), train(false)};
-      },
-      options);
+      });
   CHECK(torch::equal(pairs[0][0], pairs[0][1]));
 }
 

@@ -4,11 +4,9 @@
 // A rank's model is compared with that of one process, which each rank computes itself from all
 // ranks' batches.
 #include <cstdio>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

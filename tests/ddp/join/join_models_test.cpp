@@ -17,13 +17,7 @@
 namespace ddp::join_models {
 namespace {
 
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 constexpr double kLearningRate = 0.1;
 
@@ -232,9 +226,7 @@ States train(const Program& p, const Rank& self) {
   }
   const auto body = [&] {
     for (int i = 0; i < p.inputs[self.rank]; ++i) {
-      for (size_t l = 0; l < p.losses[i].size(); ++l) {
-        run(p.losses[i][l], {self.rank, i, l, 0});
-      }
+      for (size_t l = 0; l < p.losses[i].size(); ++l) run(p.losses[i][l], {self.rank, i, l, 0});
     }
   };
   join(
@@ -367,9 +359,8 @@ TEST_CASE(
     drawn.push_back(draw_program(seed * 3 + world, world));
     expected.push_back(SingleProcess(drawn.back()).replay());
   }
-  const auto results = run_ranks<std::vector<std::string>>(
-      world,
-      [&](const Rank& self) {
+  const auto results =
+      run_ranks<std::vector<std::string>>(world, kLongTimeout, [&](const Rank& self) {
         std::vector<std::string> differences;
         for (size_t i = 0; i < drawn.size(); ++i) {
           const auto text = difference(train(drawn[i], self), expected[i]);
@@ -378,8 +369,7 @@ TEST_CASE(
           }
         }
         return differences;
-      },
-      kLongTimeout);
+      });
   for (const auto& differences : results) {
     CAPTURE(world);
     CHECK(differences == std::vector<std::string>());

@@ -15,13 +15,7 @@
 namespace ddp::join_optimizers {
 namespace {
 
-using testing::all_equal;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
-using testing::WarnAlways;
-using testing::Warnings;
+using namespace testing;
 
 constexpr int kBatches[] = {3, 5, 4};  // by rank, in each epoch
 constexpr int kEpochs = 3;
@@ -30,7 +24,7 @@ torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::BatchNorm1d(8),
       torch::nn::Linear(8, 2));
-  testing::draw_normal(*net, 0.3);
+  draw_normal(*net, 0.3);
   return net;
 }
 
@@ -42,7 +36,7 @@ class Recorded : public Optimizer {
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
     auto loss = Optimizer::step(closure);
-    steps.push_back(testing::flattened(this->param_groups()[0].params()));
+    steps.push_back(flattened(this->param_groups()[0].params()));
     return loss;
   }
 

@@ -56,20 +56,17 @@ std::vector<TimedError> errors_in_join(
     const std::vector<int>& order,
     const std::function<void(const Rank&, Model&, Summing&, Model&)>& body,
     const JoinOptions& options = {}) {
-  return run_ranks<TimedError>(
-      3,
-      [&](const Rank& self) {
-        Model first(make_linear(), in(self)), second(make_linear(), in(self));
-        Summing summing(self.group);
-        const std::vector<Joinable*> all{first.get(), &summing, second.get()};
-        std::vector<Joinable*> joinables;
-        for (const int i : order) joinables.push_back(all[i]);
-        return timed_error_of([&] {
-          join(
-              joinables, [&] { body(self, first, summing, second); }, options);
-        });
-      },
-      kLongTimeout);
+  return run_ranks<TimedError>(3, kLongTimeout, [&](const Rank& self) {
+    Model first(make_linear(), in(self)), second(make_linear(), in(self));
+    Summing summing(self.group);
+    const std::vector<Joinable*> all{first.get(), &summing, second.get()};
+    std::vector<Joinable*> joinables;
+    for (const int i : order) joinables.push_back(all[i]);
+    return timed_error_of([&] {
+      join(
+          joinables, [&] { body(self, first, summing, second); }, options);
+    });
+  });
 }
 
 void check_reason(const std::vector<TimedError>& seen, const std::string& reason) {
@@ -232,9 +229,8 @@ TEST_CASE("a rank warns once where it joins more iterations than it had", "[rank
       for (int i = 0; i < own + (self.rank == 0 ? 1050 : 0); ++i) summing.iterate();
     });
     return std::vector<int>{
-        warnings.count(
-            "has taken part in 1000 iterations of other ranks since its own input ended, "
-            "after 10 of its own"),
+        warnings.count("has taken part in 1000 iterations of other ranks since its own input "
+                       "ended, after 10 of its own"),
         static_cast<int>(warnings.texts.size())};
   });
   CHECK(counts[0] == std::vector<int>{0, 0});

@@ -12,9 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-using testing::seeds;
+using namespace testing;
 
 constexpr double kLearningRate = 0.1;
 
@@ -107,14 +105,13 @@ Outcome train(const Schedule& s, const Rank& self) {
         continue;
       }
       pass();
-      for (const auto& gradient : testing::gradients_of(*net))
-        outcome.gradients.push_back(gradient);
+      for (const auto& gradient : gradients_of(*net)) outcome.gradients.push_back(gradient);
       optimizer.step();
       optimizer.zero_grad();
     }
   };
   model->join(body, JoinOptions().divide_by_initial_world_size(s.initial_divisor));
-  outcome.state = testing::state_of(*net);
+  outcome.state = state_of(*net);
   return outcome;
 }
 
@@ -204,8 +201,7 @@ TEST_CASE("random schedules of uneven inputs train as one process", "[ranks][joi
     std::vector<at::Tensor> states;
   };
   const auto results = run_ranks<Result>(
-      world,
-      [&](const Rank& self) {
+      world, {std::chrono::seconds(30), std::chrono::seconds(250)}, [&](const Rank& self) {
         Result result;
         for (const int seed : seeds(30)) {
           const auto schedule = draw(seed * 3 + world, world);
@@ -217,13 +213,11 @@ TEST_CASE("random schedules of uneven inputs train as one process", "[ranks][joi
           for (const auto& t : outcome.state) result.states.push_back(t);
         }
         return result;
-      },
-      {std::chrono::seconds(30), std::chrono::seconds(250)});
+      });
   for (const auto& result : results) {
     CAPTURE(world);
     CHECK(result.differences == std::vector<std::string>());
-    CHECK(
-        testing::all_equal(result.states, results[0].states));  // else ranks end with other models
+    CHECK(all_equal(result.states, results[0].states));  // else ranks end with other models
   }
 }
 

@@ -12,16 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::make_linear;
-using testing::Rank;
-using testing::run_ranks;
-using testing::step;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 // Counts iterations over all ranks with an all-reduce in each.
 class Counter : public Joinable {
@@ -169,19 +160,16 @@ TEST_CASE("early termination works for modules that communicate in forward", "[r
    private:
     ProcessGroup group_;
   };
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        DistributedDataParallel model(std::make_shared<Communicating>(self.group), in(self));
-        model->join(
-            [&] {
-              for (int i = 0; i < 1 + 2 * self.rank; ++i) {
-                model->forward(torch::ones({1})).sum().backward();
-              }
-            },
-            JoinOptions().throw_on_early_termination(true));
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    DistributedDataParallel model(std::make_shared<Communicating>(self.group), in(self));
+    model->join(
+        [&] {
+          for (int i = 0; i < 1 + 2 * self.rank; ++i) {
+            model->forward(torch::ones({1})).sum().backward();
+          }
+        },
+        JoinOptions().throw_on_early_termination(true));
+  });
   CHECK_THAT(errors[0], ContainsText("Rank 0 exhausted all inputs"));
   CHECK_THAT(errors[1], ContainsText("at least one rank that exhausted inputs"));
 }
@@ -202,21 +190,18 @@ TEST_CASE("enable(false) runs the body alone", "[ranks][join]") {
 
 TEST_CASE(
     "an exception in the body is passed on, and stops the others", "[ranks][errors][join][many]") {
-  const auto seen = run_ranks<TimedError>(
-      3,
-      [](const Rank& self) {
-        DistributedDataParallel model(make_linear(), in(self));
-        return timed_error_of([&] {
-          model->join([&] {
-            for (int i = 0; i < 2 + self.rank; ++i) {
-              // Rank 0's input has ended, rank 2 continues.
-              if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
-              step(model, 1);
-            }
-          });
-        });
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(3, kLongTimeout, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    return timed_error_of([&] {
+      model->join([&] {
+        for (int i = 0; i < 2 + self.rank; ++i) {
+          // Rank 0's input has ended, rank 2 continues.
+          if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
+          step(model, 1);
+        }
+      });
+    });
+  });
   CHECK(seen[1].error == "no such file");
   for (const int rank : {0, 2}) {
     CHECK_THAT(seen[rank].error, ContainsText("join's body threw on rank 1 of 3: no such file"));
@@ -225,24 +210,21 @@ TEST_CASE(
 }
 
 TEST_CASE("a failure reaches a model that joins after another class", "[ranks][errors][join]") {
-  const auto seen = run_ranks<double>(
-      2,
-      [](const Rank& self) {
-        Counter counter(self.group);
-        DistributedDataParallel model(make_linear(), in(self));
-        const auto seen = timed_error_of([&] {
-          join({&counter, model.get()}, [&] {
-            for (int i = 0; i < 3; ++i) {
-              if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
-              counter.iterate();
-              step(model, 1);
-            }
-          });
-        });
-        TORCH_CHECK(seen.error.find("no such file") != std::string::npos, seen.error);
-        return seen.seconds;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<double>(2, kLongTimeout, [](const Rank& self) {
+    Counter counter(self.group);
+    DistributedDataParallel model(make_linear(), in(self));
+    const auto seen = timed_error_of([&] {
+      join({&counter, model.get()}, [&] {
+        for (int i = 0; i < 3; ++i) {
+          if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
+          counter.iterate();
+          step(model, 1);
+        }
+      });
+    });
+    TORCH_CHECK(seen.error.find("no such file") != std::string::npos, seen.error);
+    return seen.seconds;
+  });
   for (const double seconds : seen) CHECK(seconds < 5);
 }
 
@@ -257,22 +239,17 @@ TEST_CASE("an error on all ranks leaves the models usable", "[ranks][errors][joi
       return both ? second(first(x)) : first(x);
     }
   };
-  const auto errors = run_ranks<std::string>(
-      2,
-      [](const Rank& self) {
-        DistributedDataParallel model(std::make_shared<TwoLayers>(), in(self));
-        const auto run = [&](bool both) {
-          model->forward(torch::ones({1, 1}), both).sum().backward();
-        };
-        const auto error = error_of([&] {
-          model->join([&] {
-            for (int i = 0; i < 1 + self.rank; ++i) run(/*both=*/i == 0);
-          });
-        });
-        run(/*both=*/true);
-        return error;
-      },
-      kLongTimeout);
+  const auto errors = run_ranks<std::string>(2, kLongTimeout, [](const Rank& self) {
+    DistributedDataParallel model(std::make_shared<TwoLayers>(), in(self));
+    const auto run = [&](bool both) { model->forward(torch::ones({1, 1}), both).sum().backward(); };
+    const auto error = error_of([&] {
+      model->join([&] {
+        for (int i = 0; i < 1 + self.rank; ++i) run(/*both=*/i == 0);
+      });
+    });
+    run(/*both=*/true);
+    return error;
+  });
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("second.weight"));
 }
 
@@ -367,10 +344,10 @@ TEST_CASE("two models can be in one join", "[ranks][join][many]") {
 }
 
 TEST_CASE("a join costs one small all-reduce a backward pass", "[ranks][join]") {
-  testing::Events events;
+  Events events;
   DistributedDataParallel model(
       make_linear(), DistributedDataParallelOptions()
-                         .process_group(testing::recording_group(0, 2, events))
+                         .process_group(recording_group(0, 2, events))
                          .init_sync(false));
   const auto sent = [&](const std::function<void()>& body) {
     events.clear();
@@ -436,24 +413,20 @@ TEST_CASE("a forward pass in a join needs no backward pass", "[ranks][join][many
 
 TEST_CASE(
     "ranks that accumulate differently throw with early termination", "[ranks][errors][join]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        DistributedDataParallel model(make_linear(), in(self));
-        model->join(
-            [&] {
-              step(model, 1);
-              if (self.rank == 1) {
-                const auto guard = model->no_sync();
-                step(model, 1);
-              }
-              step(model, 1);
-            },
-            JoinOptions().throw_on_early_termination(true));
-      },
-      kLongTimeout);
-  CHECK(errors[0] == errors[1]);
-  CHECK_THAT(errors[0], ContainsText("but rank 0 will average its gradients and rank 1 will not"));
+  const auto error = error_of_all(2, kLongTimeout, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    model->join(
+        [&] {
+          step(model, 1);
+          if (self.rank == 1) {
+            const auto guard = model->no_sync();
+            step(model, 1);
+          }
+          step(model, 1);
+        },
+        JoinOptions().throw_on_early_termination(true));
+  });
+  CHECK_THAT(error, ContainsText("but rank 0 will average its gradients and rank 1 will not"));
 }
 
 TEST_CASE("ranks may run different evaluations in a join", "[ranks][join]") {
@@ -479,27 +452,23 @@ TEST_CASE("ranks may run different evaluations in a join", "[ranks][join]") {
 TEST_CASE(
     "a forward pass without a backward one is an error with early termination",
     "[ranks][errors][join][many]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [&](const Rank& self) {
-        DistributedDataParallel model(make_linear(), in(self));
-        const auto seen = timed_error_of([&] {
-          model->join(
-              [&] {
-                if (self.rank == 1) model->forward(torch::ones({1, 1}));
-                for (int i = 0; i < 3; ++i) step(model, 1);
-              },
-              JoinOptions().throw_on_early_termination(true));
-        });
-        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
-        TORCH_CHECK(false, seen.error);
-      },
-      kLongTimeout);
-  for (const auto& error : errors) CHECK(error == errors[0]);
+  const auto error = error_of_all(3, kLongTimeout, [&](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    const auto seen = timed_error_of([&] {
+      model->join(
+          [&] {
+            if (self.rank == 1) model->forward(torch::ones({1, 1}));
+            for (int i = 0; i < 3; ++i) step(model, 1);
+          },
+          JoinOptions().throw_on_early_termination(true));
+    });
+    TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+    TORCH_CHECK(false, seen.error);
+  });
   CHECK_THAT(
-      errors[0], ContainsText("expected all ranks at the same place of an iteration") &&
-                     ContainsText("the backward pass of object 0 on rank") &&
-                     ContainsText("NoGradGuard"));
+      error, ContainsText("expected all ranks at the same place of an iteration") &&
+                 ContainsText("the backward pass of object 0 on rank") &&
+                 ContainsText("NoGradGuard"));
 }
 
 TEST_CASE(
@@ -547,20 +516,17 @@ TEST_CASE("buffers come from the highest rank with input in each pass", "[ranks]
 }
 
 TEST_CASE("a model trained in the body has to be in the join", "[ranks][errors][join]") {
-  const auto seen = run_ranks<TimedError>(
-      2,
-      [](const Rank& self) {
-        DistributedDataParallel one(make_linear(), in(self)), other(make_linear(), in(self));
-        return timed_error_of([&] {
-          one->join([&] {
-            for (int i = 0; i < 1 + 2 * self.rank; ++i) {
-              step(one, 1);
-              step(other, 1);
-            }
-          });
-        });
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(2, kLongTimeout, [](const Rank& self) {
+    DistributedDataParallel one(make_linear(), in(self)), other(make_linear(), in(self));
+    return timed_error_of([&] {
+      one->join([&] {
+        for (int i = 0; i < 1 + 2 * self.rank; ++i) {
+          step(one, 1);
+          step(other, 1);
+        }
+      });
+    });
+  });
   for (const auto& rank : seen) {
     CHECK_THAT(
         rank.error, ContainsText("expected every model that is trained in the body to join"));

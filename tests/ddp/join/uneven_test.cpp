@@ -12,14 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::error_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::kLongTimeout;
-using testing::Rank;
-using testing::run_ranks;
-using testing::timed_error_of;
-using testing::TimedError;
+using namespace testing;
 
 // Two heads; a pass may leave out either.
 class HeadsImpl : public torch::nn::Module {
@@ -58,7 +51,7 @@ void step(DistributedDataParallel<Heads>& model, c10::ScalarType dtype = at::kFl
 TEST_CASE(
     "the error gives the remedy for the reason of a missing gradient", "[ranks][errors][ddp]") {
   const int reason = GENERATE(0, 1, 2);
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     Heads net;
     DistributedDataParallel model(net, in(self));
     step(model);
@@ -68,7 +61,6 @@ TEST_CASE(
     if (reason == 2) heads.pop_back();
     heads[0].backward();
   });
-  CHECK(errors[0] == errors[1]);
   const std::string subject =
       "Reducer: backward ended without gradients for 1 of 2 parameters (right.weight";
   const std::string expected[] = {
@@ -81,14 +73,14 @@ TEST_CASE(
       subject +
           ") on rank 1 of 2. If a forward pass may skip parameters, set "
           "find_unused_parameters(true); if not, check that the loss uses every output."};
-  CHECK(errors[0] == expected[reason]);
+  CHECK(error == expected[reason]);
 }
 
 TEST_CASE("a module that moved after it was wrapped is an error", "[ranks][errors][ddp]") {
   const int mode = GENERATE(0, 1, 2);
   const bool trained_before = GENERATE(false, true);
   CAPTURE(mode, trained_before);
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     Heads net;
     DistributedDataParallel model(
         net, in(self).find_unused_parameters(mode == 1).static_graph(mode == 2));
@@ -97,17 +89,16 @@ TEST_CASE("a module that moved after it was wrapped is an error", "[ranks][error
     net->to(at::kDouble);
     step(model, at::kDouble);
   });
-  CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0], ContainsText("(left.weight, right.weight: moved to Double on cpu after the "
-                              "module was wrapped) on every rank. Move the module before wrapping "
-                              "it, or call model->refresh() on every rank."));
+      error, ContainsText("(left.weight, right.weight: moved to Double on cpu after the "
+                          "module was wrapped) on every rank. Move the module before wrapping "
+                          "it, or call model->refresh() on every rank."));
 }
 
 TEST_CASE(
     "a replaced parameter is an error also where some may be unused", "[ranks][errors][ddp]") {
   const bool is_static = GENERATE(false, true);
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     Heads net;
     DistributedDataParallel model(
         net, in(self).find_unused_parameters(!is_static).static_graph(is_static));
@@ -115,29 +106,25 @@ TEST_CASE(
     if (self.rank == 1) net->replace_right();
     step(model);
   });
-  CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0],
+      error,
       ContainsText("gradients are not averaged for 1 of 2 parameters (right.weight: replaced in "
                    "the module after it was wrapped) on rank 1 of 2. Call model->refresh()"));
 }
 
 TEST_CASE(
     "after an error a further backward pass throws, and is not local", "[ranks][errors][ddp]") {
-  const auto seen = run_ranks<std::vector<std::string>>(
-      2,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        step(model);
-        net->throw_in_backward = true;
-        const auto heads = model->forward(torch::ones({1, 2}));
-        const auto loss = heads[0] + heads[1];
-        const auto first = error_of([&] { loss.backward({}, /*retain_graph=*/true); });
-        const auto second = error_of([&] { heads[1].backward(); });
-        return std::vector<std::string>{first, second};
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<std::vector<std::string>>(2, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    net->throw_in_backward = true;
+    const auto heads = model->forward(torch::ones({1, 2}));
+    const auto loss = heads[0] + heads[1];
+    const auto first = error_of([&] { loss.backward({}, /*retain_graph=*/true); });
+    const auto second = error_of([&] { heads[1].backward(); });
+    return std::vector<std::string>{first, second};
+  });
   for (const auto& errors : seen) {
     CHECK_THAT(errors[0], ContainsText("boom"));
     CHECK_THAT(errors[1], ContainsText("backward threw on rank") && ContainsText("aborted"));
@@ -170,27 +157,24 @@ TEST_CASE("ranks whose forwards all threw may be far apart in time", "[ranks][er
 TEST_CASE(
     "forwards that threw on all ranks fail no pass after an uneven join", "[ranks][errors][ddp]") {
   const bool alone = GENERATE(false, true);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        model->join([&] {
-          for (int i = 0; i < 5 - 2 * self.rank; ++i) step(model);
-        });
-        if (!alone || self.rank == 0) {
-          TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
-        }
-        if (alone && self.rank == 0) return self.wait_until_others_end();
-        const auto seen = timed_error_of([&] {
-          step(model);
-          if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-          step(model);
-        });
-        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
-        TORCH_CHECK(seen.error.empty(), seen.error);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    model->join([&] {
+      for (int i = 0; i < 5 - 2 * self.rank; ++i) step(model);
+    });
+    if (!alone || self.rank == 0) {
+      TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+    }
+    if (alone && self.rank == 0) return self.wait_until_others_end();
+    const auto seen = timed_error_of([&] {
+      step(model);
+      if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      step(model);
+    });
+    TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
+    TORCH_CHECK(seen.error.empty(), seen.error);
+  });
   CHECK(errors[0].empty());
   if (alone) {
     CHECK_THAT(errors[1], ContainsText("forward threw on rank 0 of 2"));
@@ -202,24 +186,21 @@ TEST_CASE(
 TEST_CASE(
     "a rank that continues throws the reason of one that left a failed join",
     "[ranks][errors][ddp]") {
-  const auto seen = run_ranks<TimedError>(
-      2,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        const auto seen = timed_error_of([&] {
-          model->join([&] {
-            step(model);
-            TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
-            if (self.rank == 1) throw std::runtime_error("no such file");
-            step(model);
-          });
-        });
-        // The rank that left keeps its model, without using it.
-        if (self.rank == 1) self.wait_until_others_end();
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(2, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    const auto seen = timed_error_of([&] {
+      model->join([&] {
+        step(model);
+        TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+        if (self.rank == 1) throw std::runtime_error("no such file");
+        step(model);
+      });
+    });
+    // The rank that left keeps its model, without using it.
+    if (self.rank == 1) self.wait_until_others_end();
+    return seen;
+  });
   CHECK(seen[1].error == "no such file");
   CHECK_THAT(
       seen[0].error,
@@ -259,33 +240,29 @@ TEST_CASE("a wait that has ended fails no rank", "[ranks][ddp]") {
 
 TEST_CASE("any number of left-out backward passes is an error", "[ranks][errors][ddp]") {
   const int left_out = GENERATE(1, 4, 5, 19);
-  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+  const auto error = error_of_all(2, [&](const Rank& self) {
     Heads net;
     DistributedDataParallel model(net, in(self));
     step(model);
     for (int i = 0; self.rank == 1 && i < left_out; ++i) model->forward(torch::ones({1, 2}));
     step(model);
   });
-  CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0], ContainsText("1 training forward passes came since the last reduced backward pass "
-                              "on rank 0 of 2") &&
-                     ContainsText(std::to_string(left_out + 1) + " training forward passes"));
+      error, ContainsText("1 training forward passes came since the last reduced backward pass "
+                          "on rank 0 of 2") &&
+                 ContainsText(std::to_string(left_out + 1) + " training forward passes"));
 }
 
 TEST_CASE("the error names a rank that ends its training early", "[ranks][errors][ddp][many]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        Heads net;
-        DistributedDataParallel model(net, in(self));
-        for (int i = 0; i < 2; ++i) step(model);
-        if (self.rank == 1) return;
-        const auto seen = timed_error_of([&] { step(model); });
-        TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
-        TORCH_CHECK(false, seen.error);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(3, kLongTimeout, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    for (int i = 0; i < 2; ++i) step(model);
+    if (self.rank == 1) return;
+    const auto seen = timed_error_of([&] { step(model); });
+    TORCH_CHECK(seen.seconds < 20, "after ", seen.seconds, " s: ", seen.error);
+    TORCH_CHECK(false, seen.error);
+  });
   CHECK(errors[1].empty());
   CHECK_THAT(
       errors[0], ContainsText("1") && ContainsText("ended, or left the process group") &&

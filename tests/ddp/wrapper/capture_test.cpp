@@ -16,11 +16,7 @@
 namespace ddp {
 namespace {
 
-using testing::Capture;
-using testing::error_of;
-using testing::Rank;
-using testing::RankBarrier;
-using testing::run_ranks;
+using namespace testing;
 
 using Options = DistributedDataParallelOptions;
 using Model = DistributedDataParallel<torch::nn::Linear>;
@@ -37,7 +33,7 @@ std::vector<StepErrors> step_errors_of_ranks(const Options& options, bool joins)
   RankBarrier barrier(2);
   return run_ranks<StepErrors>(2, [&](const Rank& self) {
     auto own = options;
-    own.process_group(testing::group_over(testing::like_nccl(self), self));
+    own.process_group(group_over(testing::like_nccl(self), self));
     Model model(torch::nn::Linear(3, 1), own);
     for (int i = 0; i < 3; ++i) step(model);
     StepErrors errors;

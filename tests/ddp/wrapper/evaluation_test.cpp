@@ -107,20 +107,17 @@ TEST_CASE("training in eval() mode averages gradients", "[ranks][ddp]") {
 
 TEST_CASE(
     "a failed collective reports an evaluation that threw before it", "[ranks][errors][ddp]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        Normalised net;
-        DistributedDataParallel model(net, in(self));
-        for (int step = 0; step < 2; ++step) model->forward(batch(0, step)).sum().backward();
-        if (self.rank == 1) {
-          model->eval();
-          net->throws = true;
-          model->forward(batch(0, 2));  // not caught: this rank ends
-        }
-        model->forward(batch(0, 2)).sum().backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    Normalised net;
+    DistributedDataParallel model(net, in(self));
+    for (int step = 0; step < 2; ++step) model->forward(batch(0, step)).sum().backward();
+    if (self.rank == 1) {
+      model->eval();
+      net->throws = true;
+      model->forward(batch(0, 2));  // not caught: this rank ends
+    }
+    model->forward(batch(0, 2)).sum().backward();
+  });
   CHECK_THAT(errors[0], ContainsText("forward threw on rank 1 of 2: forward boom"));
 }
 

@@ -12,9 +12,7 @@
 namespace ddp {
 namespace {
 
-using testing::in;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 struct PairResult {
   at::Tensor sum;

@@ -1,6 +1,5 @@
 // The library writes tensors that a graph saved before its backward pass runs: autograd throws, and
 // if no value changes it does not.
-#include <cmath>
 #include <functional>
 #include <map>
 #include <string>

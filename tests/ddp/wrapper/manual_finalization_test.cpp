@@ -1,7 +1,5 @@
 // Backward passes that the program itself ends: require_manual_backward_finalization().
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>

@@ -1,6 +1,5 @@
 // Wrappers inside wrappers, options of later versions of Python's wrapper: whose buffers
 // construction shares, and buckets that have memory only while they are under way.
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -9,7 +8,6 @@
 
 #include "ddp/wrapping.h"
 #include "support/compare.h"
-#include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/nets.h"
 #include "support/ranks.h"
@@ -182,9 +180,7 @@ TEST_CASE("lazy buckets give the same gradients", "[ranks][ddp][lazy]") {
     });
   };
   const auto expected = run(false), got = run(true);
-  for (size_t rank = 0; rank < expected.size(); ++rank) {
-    CHECK(all_equal(got[rank], expected[rank]));
-  }
+  for (size_t rank = 0; rank < expected.size(); ++rank) CHECK(all_equal(got[rank], expected[rank]));
 }
 
 TEST_CASE("lazy buckets and activations are not in memory together", "[ranks][ddp][lazy]") {

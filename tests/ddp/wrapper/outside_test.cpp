@@ -1,5 +1,4 @@
 // Learnable tensors of no module: averaged with also_average(), warned of without.
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -124,9 +123,9 @@ TEST_CASE(
   });
   for (const auto& of_rank : results) {
     CHECK_THAT(
-        of_rank[0], ContainsText("backward ended without gradients for 1 of 3 parameters "
-                                 "(also_average[0]") &&
-                        ContainsText("Add the losses and run one backward pass"));
+        of_rank[0],
+        ContainsText("backward ended without gradients for 1 of 3 parameters (also_average[0]") &&
+            ContainsText("Add the losses and run one backward pass"));
     CHECK(of_rank[1] == "alone");
     CHECK(of_rank[2] == "averaged");
   }
@@ -171,10 +170,9 @@ TEST_CASE("check_replicas compares tensors of no module that an optimizer steps"
   });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0][0],
-      ContainsText("but parameter \"of no module: 2 of parameter group 0\" differs on rank 1 from "
-                   "rank 0's by up to 0.5 in 2 of 2 elements") &&
-          ContainsText("model->also_average({tensor})"));
+      errors[0][0], ContainsText("but parameter \"of no module: 2 of parameter group 0\" differs "
+                                 "on rank 1 from rank 0's by up to 0.5 in 2 of 2 elements") &&
+                        ContainsText("model->also_average({tensor})"));
 }
 
 TEST_CASE("a step on a tensor of no module warns once", "[ranks][ddp]") {

@@ -15,12 +15,7 @@
 namespace ddp::passes_add_up {
 namespace {
 
-using testing::error_of;
-using testing::gradients_of;
-using testing::in;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 constexpr int kRanks = 3;
 constexpr int64_t kWidth = 4;
@@ -32,7 +27,7 @@ class NetImpl : public torch::nn::Module {
     extra = register_module("extra", torch::nn::Linear(5, 5));
     last = register_module("last", torch::nn::Linear(5, 1));
     to(at::kDouble);
-    testing::set_waves(*this);
+    set_waves(*this);
   }
   at::Tensor forward(const at::Tensor& x, bool with_extra) {
     auto y = torch::tanh(first(x));
@@ -262,7 +257,7 @@ TEST_CASE("a communication hook gets what was added since the last pass", "[rank
 TEST_CASE("with create_graph the sum of two passes has the graphs of both", "[ranks][ddp]") {
   const bool as_views = GENERATE(false, true);
   const auto seen = run_ranks<double>(2, [&](const Rank& self) {
-    auto net = testing::make_linear(1, 2);
+    auto net = make_linear(1, 2);
     DistributedDataParallel model(net, in(self).gradient_as_bucket_view(as_views));
     for (int pass = 0; pass < 2; ++pass) {
       const auto y = model->forward(torch::full({1, 1}, self.rank + 1.0));

@@ -1,7 +1,6 @@
 // Ranks are lost and join: the others keep their wrapper, and go on with another group.
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,7 +101,7 @@ class Training {
 
   /// Trains a step; where `is_lost`, ends in the midst of it.
   void step(bool is_lost = false) {
-    boundary = saved(sampler).str();
+    boundary = saved(sampler);
     auto indices = sampler.next_of(kStep);
     if (!indices) {
       sampler.reset();
@@ -118,7 +117,7 @@ class Training {
     samples.push_back(*indices);
   }
 
-  void undo() { load(sampler, std::stringstream(boundary)); }
+  void undo() { load(sampler, boundary); }
 
   std::vector<at::Tensor> state() {
     std::vector<at::Tensor> all = net->parameters();
@@ -138,8 +137,8 @@ class Training {
       broadcast(value, 0, group);
       tensor.copy_(value);
     }
-    const auto positions = all_gather_strings(saved(sampler).str(), group);
-    load(sampler, std::stringstream(positions.front()));
+    const auto positions = all_gather_strings(saved(sampler), group);
+    load(sampler, positions.front());
   }
 
   void rebind(const ProcessGroup& group) {

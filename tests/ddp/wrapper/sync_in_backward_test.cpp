@@ -185,10 +185,11 @@ struct TwoWeightsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoWeights);
 
-}  // namespace
-
-TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][ddp][sync]") {
-  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+/// The gradients after two forward passes, of a parameter each, and `backward`.
+void check_two_weights(
+    const std::function<void(
+        DistributedDataParallel<TwoWeights>&, const std::vector<at::Tensor>& outputs)>& backward) {
+  const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     DistributedDataParallel model(TwoWeights(), in(self).find_unused_parameters(true));
     const auto x = torch::full({1}, self.rank + 1.0);
     std::vector<at::Tensor> outputs;
@@ -196,30 +197,28 @@ TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][d
       const auto guard = model->no_sync();
       outputs = {model->forward(x, true), model->forward(10 * x, false)};
     }
-    outputs[0].backward();
-    model->sync_in_backward(outputs[1]);
-    outputs[1].backward();
+    backward(model, outputs);
     return std::vector<float>{
         model->module()->first.grad().item<float>(), model->module()->second.grad().item<float>()};
   });
   for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{1.5, 15});
 }
 
+}  // namespace
+
+TEST_CASE("what only earlier micro-batches used is averaged as well", "[ranks][ddp][sync]") {
+  check_two_weights([](auto& model, const auto& outputs) {
+    outputs[0].backward();
+    model->sync_in_backward(outputs[1]);
+    outputs[1].backward();
+  });
+}
+
 TEST_CASE("outputs of two calls are averaged by one backward pass", "[ranks][ddp][sync]") {
-  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    DistributedDataParallel model(TwoWeights(), in(self).find_unused_parameters(true));
-    const auto x = torch::full({1}, self.rank + 1.0);
-    std::vector<at::Tensor> outputs;
-    {
-      const auto guard = model->no_sync();
-      outputs = {model->forward(x, true), model->forward(10 * x, false)};
-    }
+  check_two_weights([](auto& model, const auto& outputs) {
     for (const auto& output : outputs) model->sync_in_backward(output);
     (outputs[0] + outputs[1]).backward();
-    return std::vector<float>{
-        model->module()->first.grad().item<float>(), model->module()->second.grad().item<float>()};
   });
-  for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{1.5, 15});
 }
 
 TEST_CASE("a schedule may begin the next step's forward passes early", "[ranks][ddp][sync]") {
@@ -411,20 +410,17 @@ TEST_CASE("sync_in_backward refuses outputs that no averaged pass can use", "[ra
 }
 
 TEST_CASE("a rank whose sync_in_backward throws ends the others", "[ranks][errors][ddp][sync]") {
-  const auto seen = run_ranks<TimedError>(
-      2,
-      [](const Rank& self) -> TimedError {
-        DistributedDataParallel model(make_linear(), in(self));
-        const auto guard = model->no_sync();
-        const auto y = model->forward(torch::ones({1, 1}));
-        const auto seen = timed_error_of([&] {
-          model->sync_in_backward(self.rank == 1 ? y.detach() : y);
-          y.sum().backward();
-        });
-        self.wait_until_others_end();
-        return seen;
-      },
-      kLongTimeout);
+  const auto seen = run_ranks<TimedError>(2, kLongTimeout, [](const Rank& self) -> TimedError {
+    DistributedDataParallel model(make_linear(), in(self));
+    const auto guard = model->no_sync();
+    const auto y = model->forward(torch::ones({1, 1}));
+    const auto seen = timed_error_of([&] {
+      model->sync_in_backward(self.rank == 1 ? y.detach() : y);
+      y.sum().backward();
+    });
+    self.wait_until_others_end();
+    return seen;
+  });
   CHECK_THAT(seen[1].error, ContainsText("sync_in_backward: expected an output that has a graph"));
   CHECK_THAT(
       seen[0].error, ContainsText("sync_in_backward threw on rank 1 of 2: sync_in_backward: "));

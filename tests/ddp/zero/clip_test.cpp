@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>

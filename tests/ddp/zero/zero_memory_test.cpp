@@ -1,6 +1,4 @@
 // The peak memory of a rank with a sharded optimizer.
-#include <string>
-#include <vector>
 
 #include <ddp/collectives.h>
 #include <ddp/zero.h>

@@ -3,8 +3,6 @@
 
 #include <functional>
 #include <limits>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
+#include "support/archives.h"
 #include "support/compare.h"
 #include "support/error_of.h"
 #include "support/nets.h"
@@ -24,13 +23,7 @@
 namespace ddp {
 namespace {
 
-using testing::all_equal;
-using testing::copies_of;
-using testing::errors_of_ranks;
-using testing::in;
-using testing::largest_difference;
-using testing::Rank;
-using testing::run_ranks;
+using namespace testing;
 
 using Net = torch::nn::Sequential;
 using Model = DistributedDataParallel<Net>;
@@ -42,7 +35,7 @@ Net make_net() {
   Net net(
       torch::nn::Linear(7, 15), torch::nn::ReLU(), torch::nn::Linear(15, 13), torch::nn::ReLU(),
       torch::nn::Linear(13, 3));
-  testing::draw_normal(*net, 0.3);
+  draw_normal(*net, 0.3);
   return net;
 }
 
@@ -261,7 +254,7 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
     return run_ranks<Tensors>(2, [&](const Rank& self) {
       torch::manual_seed(3);
       Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
-      testing::draw_normal(*net, 0.3);
+      draw_normal(*net, 0.3);
       auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
       weight.set_data(weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
       Model model(net, in(self));
@@ -429,17 +422,8 @@ TEST_CASE("averages that zero_grad discards are not stepped", "[zero][ranks]") {
 TEST_CASE("the state of four ranks loads on two, on one, and without sharding", "[zero][ranks]") {
   const std::string kind = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
   const auto mode = GENERATE(Mode{1}, Mode{2});
-  const auto saved = [](const torch::optim::Optimizer& optimizer) {
-    torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
-    std::stringstream bytes;
-    archive.save_to(bytes);
-    return bytes.str();
-  };
   const auto load = [](torch::optim::Optimizer& optimizer, const std::string& text) {
-    std::stringstream bytes(text);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
+    auto archive = archive_of(text);
     optimizer.load(archive);
   };
   // Every rank trains on the same data, so the average does not depend on the number of ranks.
@@ -456,7 +440,7 @@ TEST_CASE("the state of four ranks loads on two, on one, and without sharding", 
   std::string state;
   const auto half = run(4, kind, mode, [&](auto& model, const auto& optimizer, const Rank& self) {
     train(model, optimizer, 0, 3);
-    const auto text = saved(*optimizer);
+    const auto text = bytes_of_archive(*optimizer);
     if (self.rank == 0) state = text;
   });
   for (const int world : {1, 2, 3}) {
@@ -584,16 +568,13 @@ TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][err
 
 TEST_CASE(
     "every rank throws when one rank fails to build the gathered state", "[zero][errors][ranks]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        Model model(make_net(), in(self));
-        ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
-        // Rank 0 alone makes the optimizer without sharding, which throws for this learning rate.
-        zero.defaults().set_lr(-1);
-        zero.consolidated(0);
-      },
-      testing::kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    Model model(make_net(), in(self));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
+    // Rank 0 alone makes the optimizer without sharding, which throws for this learning rate.
+    zero.defaults().set_lr(-1);
+    zero.consolidated(0);
+  });
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("Invalid learning rate: -1"));
 }
 

@@ -1,7 +1,5 @@
 // One file of a checkpoint of a cut model, without ranks.
-#include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // Devices of tensors that are made under a DeferredInit guard, on a device that this program makes
 // up: of eight, and without memory or operations.
 #include <optional>
-#include <string>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

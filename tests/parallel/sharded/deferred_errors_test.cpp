@@ -11,9 +11,7 @@
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
-using ddp::testing::error_of;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
+using namespace ddp::testing;
 using torch::Tensor;
 
 namespace {

@@ -1,8 +1,6 @@
 // Parameters without elements, and optimizers without those that have none on a rank.
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -9,7 +9,6 @@
 #include <ddp/ddp.h>
 
 #include "parallel/tensor/cut_model.h"
-#include "support/error_of.h"
 #include "support/live_bytes.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

@@ -44,9 +44,7 @@ struct OneLayoutImpl : torch::nn::Module, ddp::ShardedModule {
 };
 // The errors of the ranks, which all have to be the same.
 std::string common_error(int size, const std::function<void(const Rank&)>& body) {
-  const auto errors = errors_of_ranks(size, body, kLongTimeout);
-  for (const auto& error : errors) CHECK(error == errors[0]);
-  return errors[0];
+  return error_of_all(size, kLongTimeout, body);
 }
 
 }  // namespace
@@ -70,8 +68,7 @@ TEST_CASE("ranks with other shapes, ranks or boxes fail", "[parallel][full_state
             ddp::full_state_dict(PlainModelImpl(3 + self.rank), 0, self.group);
           }),
       ContainsText("full_state_dict: expected embedding.weight to have one shape and dtype, got "
-                   "[4, 3] Float "
-                   "on rank 0 and [4, 4] Float on rank 1"));
+                   "[4, 3] Float on rank 0 and [4, 4] Float on rank 1"));
   CHECK_THAT(
       common_error(
           2,
@@ -104,14 +101,11 @@ TEST_CASE("ranks with other shapes, ranks or boxes fail", "[parallel][full_state
 }
 
 TEST_CASE("a rank that gathers alone is told so", "[parallel][full_state][ranks][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        if (self.rank == 0) ddp::full_state_dict(PlainModelImpl(), 0, self.group);
-        auto tensor = torch::ones({3});
-        for (int i = 0; i < 3; ++i) ddp::all_reduce(tensor, self.group);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    if (self.rank == 0) ddp::full_state_dict(PlainModelImpl(), 0, self.group);
+    auto tensor = torch::ones({3});
+    for (int i = 0; i < 3; ++i) ddp::all_reduce(tensor, self.group);
+  });
   for (const auto& error : errors) {
     CHECK_FALSE(error.empty());
     CHECK_THAT(error, ContainsText("full_state_dict"));

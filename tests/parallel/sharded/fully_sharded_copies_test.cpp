@@ -262,25 +262,22 @@ TEST_CASE(
     "[ranks][sharded][once]") {
   using namespace sharded_step;
   constexpr int64_t kUnits = 3;
-  const auto copied = run_ranks<std::vector<int64_t>>(
-      2,
-      [](const Rank& self) {
-        const auto options = ddp::FullyShardedOptions().process_group(self.group);
-        ddp::FullyShardedDataParallel model(sharded_layers(kUnits, options), options);
-        const auto x = torch::ones({1, kWidth});
-        model->forward(x).square().sum().backward();
-        model->zero_grad();
-        RecordedCalls recorded(
-            /*least_numel=*/2 * kWidth);  // more than an activation and notes have
-        const auto loss = model->forward(x).square().sum();
-        const auto in_forward = recorded.elements_of(Call::Kind::Copy);
-        recorded.clear();
-        loss.backward();
-        return std::vector<int64_t>{
-            in_forward, recorded.elements_of(Call::Kind::Copy),
-            static_cast<int64_t>(recorded.of(Call::Kind::Gather).size())};
-      },
-      over("shm"));
+  const auto copied = run_ranks<std::vector<int64_t>>(2, over("shm"), [](const Rank& self) {
+    const auto options = ddp::FullyShardedOptions().process_group(self.group);
+    ddp::FullyShardedDataParallel model(sharded_layers(kUnits, options), options);
+    const auto x = torch::ones({1, kWidth});
+    model->forward(x).square().sum().backward();
+    model->zero_grad();
+    RecordedCalls recorded(
+        /*least_numel=*/2 * kWidth);  // more than an activation and notes have
+    const auto loss = model->forward(x).square().sum();
+    const auto in_forward = recorded.elements_of(Call::Kind::Copy);
+    recorded.clear();
+    loss.backward();
+    return std::vector<int64_t>{
+        in_forward, recorded.elements_of(Call::Kind::Copy),
+        static_cast<int64_t>(recorded.of(Call::Kind::Gather).size())};
+  });
   for (const auto& of_rank : copied) {
     CHECK(of_rank == std::vector<int64_t>{0, kUnits * kUnitNumel, kUnits});
   }
@@ -290,31 +287,27 @@ TEST_CASE("over shared memory ranks read shards where they lie", "[ranks][sharde
   using namespace sharded_step;
   Scene scene;
   std::promise<at::Tensor> of_rank_0;
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        const auto options = ddp::FullyShardedOptions().process_group(self.group);
-        const auto net = sharded_layers(1, options);
-        auto unit = net->ptr(0)->as<ddp::FullyShardedBase>();
-        const auto weight = net->parameters()[0];
-        const RecordedCalls recorded(
-            kWidth, {}, [&](const Call&) { scene.set("a gather of rank 0"); });
-        if (self.rank == 0) {
-          of_rank_0.set_value(weight.detach());
-        } else {
-          TORCH_CHECK(scene.comes("a gather of rank 0"));
-          of_rank_0.get_future().get().fill_(7);
-        }
-        unit->unshard();
-        // Each rank has a half.
-        const auto elements = weight.detach().reshape({-1});
-        TORCH_CHECK(elements.narrow(0, 0, kUnitNumel / 2).eq(7).all().item<bool>(), "old values");
-        TORCH_CHECK(elements[kUnitNumel / 2].item<float>() != 7, "of rank 1");
-        const auto gathers = recorded.of(Call::Kind::Gather);
-        TORCH_CHECK(gathers.size() == 1 && weight.is_alias_of(gathers[0].to), "not into place");
-        unit->reshard();
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [&](const Rank& self) {
+    const auto options = ddp::FullyShardedOptions().process_group(self.group);
+    const auto net = sharded_layers(1, options);
+    auto unit = net->ptr(0)->as<ddp::FullyShardedBase>();
+    const auto weight = net->parameters()[0];
+    const RecordedCalls recorded(kWidth, {}, [&](const Call&) { scene.set("a gather of rank 0"); });
+    if (self.rank == 0) {
+      of_rank_0.set_value(weight.detach());
+    } else {
+      TORCH_CHECK(scene.comes("a gather of rank 0"));
+      of_rank_0.get_future().get().fill_(7);
+    }
+    unit->unshard();
+    // Each rank has a half.
+    const auto elements = weight.detach().reshape({-1});
+    TORCH_CHECK(elements.narrow(0, 0, kUnitNumel / 2).eq(7).all().item<bool>(), "old values");
+    TORCH_CHECK(elements[kUnitNumel / 2].item<float>() != 7, "of rank 1");
+    const auto gathers = recorded.of(Call::Kind::Gather);
+    TORCH_CHECK(gathers.size() == 1 && weight.is_alias_of(gathers[0].to), "not into place");
+    unit->reshard();
+  });
   CHECK(errors == std::vector<std::string>(2));
 }
 
@@ -323,37 +316,34 @@ TEST_CASE(
   using namespace sharded_step;
   Scene scene;
   std::promise<at::Tensor> of_rank_0;
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        // Its backward begins with the reduction.
-        const auto options =
-            ddp::FullyShardedOptions().process_group(self.group).reshard_after_forward(false);
-        ddp::FullyShardedDataParallel model(sharded_layers(1, options), options);
-        const auto loss = model->forward(torch::ones({1, kWidth})).sum();
-        bool has_written = self.rank == 0;
-        const auto on_begin = [&](const Call& call) {
-          if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
-          if (!(has_written = scene.comes("the reduction of rank 0"))) return;
-          // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
-          // unit's number.
-          constexpr auto kNotes = 1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes;
-          of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
-        };
-        const auto on_end = [&](const Call& call) {
-          if (call.kind != Call::Kind::Reduction || self.rank == 1) return;
-          of_rank_0.set_value(call.from);
-          scene.set("the reduction of rank 0");
-        };
-        const RecordedCalls recorded(kWidth, on_begin, on_end);
-        loss.backward();
-        TORCH_CHECK(has_written);
-        const auto sum = model->parameters()[0].grad().reshape({-1});
-        // The mean of rank 0's 7 and rank 1's 1.
-        const auto expected = self.rank == 1 ? 4.0f : 1.0f;
-        TORCH_CHECK(sum.narrow(0, 0, 8).eq(expected).all().item<bool>(), sum.narrow(0, 0, 8));
-      },
-      over("shm"));
+  const auto errors = errors_of_ranks(2, over("shm"), [&](const Rank& self) {
+    // Its backward begins with the reduction.
+    const auto options =
+        ddp::FullyShardedOptions().process_group(self.group).reshard_after_forward(false);
+    ddp::FullyShardedDataParallel model(sharded_layers(1, options), options);
+    const auto loss = model->forward(torch::ones({1, kWidth})).sum();
+    bool has_written = self.rank == 0;
+    const auto on_begin = [&](const Call& call) {
+      if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
+      if (!(has_written = scene.comes("the reduction of rank 0"))) return;
+      // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
+      // unit's number.
+      constexpr auto kNotes = 1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes;
+      of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
+    };
+    const auto on_end = [&](const Call& call) {
+      if (call.kind != Call::Kind::Reduction || self.rank == 1) return;
+      of_rank_0.set_value(call.from);
+      scene.set("the reduction of rank 0");
+    };
+    const RecordedCalls recorded(kWidth, on_begin, on_end);
+    loss.backward();
+    TORCH_CHECK(has_written);
+    const auto sum = model->parameters()[0].grad().reshape({-1});
+    // The mean of rank 0's 7 and rank 1's 1.
+    const auto expected = self.rank == 1 ? 4.0f : 1.0f;
+    TORCH_CHECK(sum.narrow(0, 0, 8).eq(expected).all().item<bool>(), sum.narrow(0, 0, 8));
+  });
   CHECK(errors == std::vector<std::string>(2));
 }
 

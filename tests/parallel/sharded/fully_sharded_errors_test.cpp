@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 
 #include "parallel/sharded/gradient_notes.h"
 #include "parallel/sharded/sharded_net.h"
+#include "support/archives.h"
 #include "support/compare.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -46,9 +46,7 @@ struct Units : torch::nn::Module {
 
 TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     std::vector<at::Tensor> halves;
     {
       const ddp::SummonFullParams whole(*run.model, /*write_back=*/true);
@@ -91,10 +89,7 @@ TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sh
 
 TEST_CASE("a file of another model leaves a sharded one as it was", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    std::stringstream file;
-    torch::save(torch::nn::Linear(3, 4), file);
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = reread(*torch::nn::Linear(3, 4));
     FullyShardedDataParallel unit(torch::nn::Linear(2, 2), over(self));
     const auto before = unit->module()->weight.clone();
     const auto text = error_of<c10::Error>([&] { unit->load(archive); });
@@ -120,9 +115,7 @@ TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
 
 TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
   const auto of = [](const std::function<void(const Rank&)>& body) {
-    const auto errors = errors_of_ranks(2, body);
-    CHECK(errors[0] == errors[1]);
-    return errors[0];
+    return error_of_all(2, body);
   };
   CHECK_THAT(
       of([](const Rank& self) {
@@ -144,12 +137,10 @@ TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sha
 
 TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][errors]") {
   const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     const auto call = [](const auto& body) { return error_of<c10::Error>(body); };
     torch::serialize::OutputArchive archive;
-    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    const auto x = net_input(run.use, 0, 0, self.rank).requires_grad_();
     const std::vector<std::string> found{
         call([&] { run.model->save(archive); }),
         call([&] { run.model->clone(); }),
@@ -176,14 +167,12 @@ TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][erro
 TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][sharded][errors]") {
   const bool in_backward = GENERATE(true, false);
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(1).backward();
     const auto before = gradients_of(*run.model);
     const auto text = error_of<std::exception>([&] {
       if (in_backward) {
-        auto x = net_input(use, 2, 0, self.rank).requires_grad_();
+        auto x = net_input(run.use, 2, 0, self.rank).requires_grad_();
         auto y = x * 1;
         y.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("boom"); });
         run.model->forward(y, self.rank).backward();
@@ -202,52 +191,39 @@ TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][shar
 }
 
 TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        if (self.rank == 1) throw std::runtime_error("boom");
-        run.loss(1).backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    NetRun run(self, over(self));
+    run.loss(0).backward();
+    if (self.rank == 1) throw std::runtime_error("boom");
+    run.loss(1).backward();
+  });
   CHECK_THAT(errors[0], ContainsText("rank 1"));
   CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was "));
   CHECK_THAT(errors[0], !ContainsText("equal_batches"));  // the ranks did the same
 }
 
 TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
-          const torch::NoGradGuard no_grad;
-          run.loss(batch);
-        }
-        run.loss(1).backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    NetRun run(self, over(self));
+    run.loss(0).backward();
+    for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
+      const torch::NoGradGuard no_grad;
+      run.loss(batch);
+    }
+    run.loss(1).backward();
+  });
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("ddp::equal_batches()"));
   CHECK_THAT(errors[0], ContainsText("was beginning training on rank 0 of 2"));
   CHECK_THAT(errors[1], ContainsText("was gathering the root on rank 1 of 2"));
 }
 
 TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        const auto net = std::make_shared<Units>(over(self));
-        net->order = {static_cast<size_t>(self.rank)};
-        FullyShardedDataParallel model(net, over(self));
-        model->forward(torch::ones({1, 4})).sum().backward();
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [](const Rank& self) {
+    const auto net = std::make_shared<Units>(over(self));
+    net->order = {static_cast<size_t>(self.rank)};
+    FullyShardedDataParallel model(net, over(self));
+    model->forward(torch::ones({1, 4})).sum().backward();
+  });
   CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and two on rank 1 in forward 1")));
 }
 
@@ -256,17 +232,15 @@ TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][
   const auto [at_step, left_out] =
       GENERATE(std::pair(3, size_t{1}), std::pair(0, size_t{2}), std::pair(3, size_t{2}));
   CAPTURE(at_step, left_out);
-  const auto errors = errors_of_ranks(
-      2,
-      [at_step = at_step, left_out = left_out](const Rank& self) {
+  const auto errors =
+      errors_of_ranks(2, kLongTimeout, [at_step = at_step, left_out = left_out](const Rank& self) {
         const auto net = std::make_shared<Units>(over(self));
         FullyShardedDataParallel model(net, over(self));
         for (int step = 0; step < 5; ++step) {
           if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
           model->forward(torch::ones({1, 4})).sum().backward();
         }
-      },
-      kLongTimeout);
+      });
   if (at_step == 0) {
     CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was gathering three on rank 0"));
     CHECK_THAT(errors[1], ContainsText("FullyShardedDataParallel was comparing the units"));
@@ -290,21 +264,18 @@ namespace {
 /// \param root  whether one unit has the others.
 std::vector<std::string> errors_of_orders(
     const std::vector<Order>& orders, at::ScalarType reduce_dtype, bool root) {
-  return errors_of_ranks(
-      static_cast<int>(orders.size()),
-      [=](const Rank& self) {
-        auto options = over(self);
-        options.mp_policy(ddp::MixedPrecisionPolicy().reduce_dtype(reduce_dtype));
-        const auto net = std::make_shared<Units>(options);
-        std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
-        if (root) model.emplace(net, options);
-        for (int step = 0; step < 4; ++step) {
-          if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
-          const auto x = torch::ones({1, 4});
-          (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
-        }
-      },
-      kLongTimeout);
+  return errors_of_ranks(static_cast<int>(orders.size()), kLongTimeout, [=](const Rank& self) {
+    auto options = over(self);
+    options.mp_policy(ddp::MixedPrecisionPolicy().reduce_dtype(reduce_dtype));
+    const auto net = std::make_shared<Units>(options);
+    std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
+    if (root) model.emplace(net, options);
+    for (int step = 0; step < 4; ++step) {
+      if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
+      const auto x = torch::ones({1, 4});
+      (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
+    }
+  });
 }
 
 }  // namespace
@@ -338,9 +309,7 @@ TEST_CASE("gradients of different units in one sum are an error", "[ranks][shard
 TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sharded][errors]") {
   const auto sets_to_none = GENERATE(true, false);
   const auto errors = run_ranks<std::string>(3, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     auto optimizer = net_optimizer(run.model->parameters());
     const auto step = [&](int64_t batch, bool clips_alone) {
       run.loss(batch).backward();

@@ -1,6 +1,5 @@
 // What the other ranks read when a pass of a sharded model throws on one, and when one evaluates
 // alone.
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,22 +51,17 @@ TEST_CASE(
   const auto then = GENERATE(Then::Ends, Then::Waits, Then::GoesOn);
   const int ranks = GENERATE(2, 3);
   CAPTURE(static_cast<int>(where), static_cast<int>(then));
-  const auto errors = run_ranks<TimedError>(
-      ranks,
-      [&](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        return timed_error_of([&] {
-          if (self.rank != 1) return run.loss(1).backward(), run.loss(2).backward();
-          if (then == Then::Ends) return throw_in_step(run, where);
-          TORCH_CHECK(!error_of([&] { throw_in_step(run, where); }).empty());
-          if (then == Then::GoesOn) return run.loss(2).backward();
-          self.wait_until_others_end();
-        });
-      },
-      kLongTimeout);
+  const auto errors = run_ranks<TimedError>(ranks, kLongTimeout, [&](const Rank& self) {
+    NetRun run(self, over(self));
+    run.loss(0).backward();
+    return timed_error_of([&] {
+      if (self.rank != 1) return run.loss(1).backward(), run.loss(2).backward();
+      if (then == Then::Ends) return throw_in_step(run, where);
+      TORCH_CHECK(!error_of([&] { throw_in_step(run, where); }).empty());
+      if (then == Then::GoesOn) return run.loss(2).backward();
+      self.wait_until_others_end();
+    });
+  });
   const bool is_forward = where == Where::Forward;
   for (int rank = 0; rank < ranks; ++rank) {
     if (rank == 1 && then != Then::GoesOn) continue;
@@ -83,9 +77,7 @@ TEST_CASE("a pass that throws on all ranks may be followed by others", "[ranks][
   const auto where =
       GENERATE(Where::Forward, Where::OutputHook, Where::LossFunction, Where::InputHook);
   const auto errors = errors_of_ranks(3, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     for (int i = 0; i < 2; ++i) {
       TORCH_CHECK(!error_of([&] { throw_in_step(run, where); }).empty());
       run.loss(i).backward();
@@ -104,18 +96,13 @@ TEST_CASE("a rank that evaluates alone reads that all ranks have to", "[ranks][s
   const Other wait = [](NetRun&, const Rank& self) { ddp::barrier(self.group); };
   const Other end = [](NetRun&, const Rank&) {};
   const auto other = GENERATE_COPY(train, clip, save, wait, end);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        NetRun run(self, use);
-        run.loss(0).backward();
-        if (self.rank == 1) return other(run, self);
-        const torch::NoGradGuard no_grad;
-        run.loss(1);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
+    NetRun run(self, over(self));
+    run.loss(0).backward();
+    if (self.rank == 1) return other(run, self);
+    const torch::NoGradGuard no_grad;
+    run.loss(1);
+  });
   CHECK_THAT(errors[0], ContainsText("collective"));
   CHECK_THAT(errors[0], ContainsText("evaluation"));
   if (other == end) return;

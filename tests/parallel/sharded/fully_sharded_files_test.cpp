@@ -1,12 +1,12 @@
 // What a sharded model has in files, and what it takes from them.
 #include <algorithm>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 
+#include "support/archives.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -108,16 +108,13 @@ TEST_CASE(
   for (auto& tensor : {plain->parameters()[0], plain->buffers()[0]}) {
     tensor.copy_(torch::randn(tensor.sizes(), torch::kDouble));
   }
-  std::stringstream file;
-  torch::save(plain, file);
-  const auto bytes = file.str();
+  const auto bytes = bytes_of_archive(*plain);
   const auto loaded = run_ranks<Dict>(2, [&](const Rank& self) {
     const auto policy =
         ddp::MixedPrecisionPolicy().param_dtype(of_forward).buffer_dtype(of_forward);
     FullyShardedDataParallel model(
         layers(), cut_over(self).mp_policy(policy).ignored_parameters({"0.bias"}));
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes.data(), bytes.size());
+    auto archive = archive_of(bytes);
     std::unique_ptr<ddp::SummonFullParams> whole;
     if (while_whole) whole = std::make_unique<ddp::SummonFullParams>(*model, /*write_back=*/true);
     model->load(archive);
@@ -137,17 +134,14 @@ TEST_CASE(
 }
 
 TEST_CASE("a file of another dtype that does not fit changes nothing", "[ranks][sharded][files]") {
-  std::stringstream file;
   torch::nn::Sequential other(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(3));
   other->to(torch::kDouble);
-  torch::save(other, file);
-  const auto bytes = file.str();
+  const auto bytes = bytes_of_archive(*other);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     FullyShardedDataParallel model(
         torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3)), cut_over(self));
     const auto before = ddp::full_state_dict(*model, 0, self.group);
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes.data(), bytes.size());
+    auto archive = archive_of(bytes);
     const auto error = error_of([&] { model->load(archive); });
     TORCH_CHECK(error.find("of sizes [3, 5], got one of [4, 5]") != std::string::npos, error);
     const auto after = ddp::full_state_dict(*model, 0, self.group);

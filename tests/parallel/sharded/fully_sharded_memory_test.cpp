@@ -92,9 +92,7 @@ TEST_CASE("a sharded model's whole state goes out and comes in", "[ranks][sharde
     const ddp::SummonFullParams summoned(*model);
     const auto found = model->parameters();
     const auto before = plain.parameters();
-    for (size_t i = 0; i < found.size(); ++i) {
-      TORCH_CHECK(at::equal(found[i], before[i] + 1), i);
-    }
+    for (size_t i = 0; i < found.size(); ++i) TORCH_CHECK(at::equal(found[i], before[i] + 1), i);
   });
   CHECK(errors == std::vector<std::string>(3));
 }

@@ -1,15 +1,14 @@
 // Options and the other calls of FullyShardedDataParallel.
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/sharded_net.h"
+#include "support/archives.h"
 #include "support/compare.h"
 #include "support/ranks.h"
 
@@ -58,9 +57,7 @@ TEST_CASE("AdamW steps shards as it steps whole parameters", "[ranks][sharded]")
   PlainNet net{NetUse()};
   const auto whole = train_plain(net, torch::optim::AdamW(net.parameters(), adamw()), ranks);
   const auto distances = run_ranks<double>(ranks, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     torch::optim::AdamW optimizer(run.model->parameters(), adamw());
     train(optimizer, [&](int64_t step) { return run.loss(step); });
     return distance(*run.model, whole);
@@ -211,9 +208,7 @@ TEST_CASE("fully_shard makes units of parts of a Sequential", "[ranks][sharded]"
 
 TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
   const auto means = run_ranks<double>(3, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     const auto fill = [&](double value, bool write_back) {
       const ddp::SummonFullParams whole(*run.model, write_back);
       const torch::NoGradGuard no_grad;
@@ -250,10 +245,7 @@ TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
       const torch::NoGradGuard no_grad;
       for (auto& p : other->parameters()) p.mul_(2);
     }
-    std::stringstream file;
-    torch::save(other, file);
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
+    auto archive = reread(*other);
     run.model->load(archive);
     const auto x = net_input(use, 0, 0, self.rank);
     const auto expected = other->forward(x, self.rank).item<double>();
@@ -269,9 +261,7 @@ TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
 
 TEST_CASE("a forward without backward changes nothing", "[ranks][sharded]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     (void)run.loss(3);
     for (const auto& p : run.model->parameters()) TORCH_CHECK(p.dim() < 2 || p.size(0) == 1);
     torch::OrderedDict<std::string, at::Tensor> values;
@@ -290,9 +280,7 @@ TEST_CASE("a forward without backward changes nothing", "[ranks][sharded]") {
 
 TEST_CASE("a rank may keep more graphs than others", "[ranks][sharded]") {
   const auto reductions = run_ranks<int64_t>(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self).prefetch(0);
-    NetRun run(self, use);
+    NetRun run(self, over(self).prefetch(0));
     std::vector<at::Tensor> history;
     for (int64_t step = 0; step < 3; ++step) {
       auto loss = run.loss(step);
@@ -354,9 +342,7 @@ TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded
   const bool to_none = GENERATE(true, false);
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {
     const auto gradients = [&](bool with_dropped) {
-      NetUse use;
-      use.options = over(self);
-      NetRun run(self, use);
+      NetRun run(self, over(self));
       if (with_dropped) {
         const auto guard = run.model->no_sync();
         run.loss(7).backward();
@@ -372,9 +358,7 @@ TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded
 
 TEST_CASE("gradients that no_sync left are not changed in place", "[ranks][sharded][errors]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     run.loss(0).backward();
     const auto pass = [&] {
       const auto guard = run.model->no_sync();
@@ -406,9 +390,7 @@ TEST_CASE("gradients that no_sync left are not changed in place", "[ranks][shard
 
 TEST_CASE("sync_in_backward reduces a pass of no_sync", "[ranks][sharded]") {
   const auto reductions = run_ranks<int64_t>(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     std::vector<at::Tensor> losses;
     for (int64_t step = 0; step < 3; ++step) {
       const auto guard = run.model->no_sync();
@@ -442,10 +424,8 @@ TEST_CASE("ignored parameters stay whole", "[ranks][sharded]") {
 
 TEST_CASE("autograd::grad leaves gradients alone", "[ranks][sharded]") {
   const auto counts = run_ranks<int64_t>(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
-    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    NetRun run(self, over(self));
+    const auto x = net_input(run.use, 0, 0, self.rank).requires_grad_();
     const auto found = torch::autograd::grad({run.model->forward(x, self.rank)}, {x});
     TORCH_CHECK(found[0].abs().sum().item<double>() > 0);
     for (const auto& p : run.model->parameters()) TORCH_CHECK(!p.grad().defined());

@@ -109,12 +109,10 @@ TEST_CASE("a penalty of summoned parameters trains as one process", "[ranks][sha
     (penalized(whole, net_input(whole.use, 0, 0, rank), rank, penalty, is_before) / 2).backward();
   }
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    NetRun run(self, use);
+    NetRun run(self, over(self));
     {
       const ddp::SummonFullParams summoned(*run.model);
-      const auto x = net_input(use, 0, 0, self.rank);
+      const auto x = net_input(run.use, 0, 0, self.rank);
       penalized(*run.model, x, self.rank, penalty, is_before).backward();
     }
     return distance_of_gradients(*run.model, whole);

@@ -1,8 +1,6 @@
 // What a step of a sharded model sends, beside that of replicas.
 #include <array>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <ddp/ddp.h>

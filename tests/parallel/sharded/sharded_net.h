@@ -2,13 +2,10 @@
 // two.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <ddp/activation_checkpoint.h>
@@ -171,6 +168,8 @@ inline double distance(FullyShardedBase& model, const std::vector<at::Tensor>& o
 struct NetRun {
   NetRun(const Rank& self, const NetUse& net_use)
       : use(net_use), rank(self.rank), model(std::make_shared<ShardedNet>(use), use.options) {}
+  /// Used as it is by default.
+  NetRun(const Rank& self, const FullyShardedOptions& options) : NetRun(self, NetUse{options}) {}
 
   at::Tensor loss(int64_t step = 0) { return model->forward(net_input(use, step, 0, rank), rank); }
 

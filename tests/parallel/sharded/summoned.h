@@ -1,10 +1,8 @@
 // Whole values of a sharded model, for tests that compare them with one process.
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <string>
-#include <vector>
 
 #include <ddp/fully_sharded.h>
 

@@ -8,7 +8,6 @@
 #include <ddp/ddp.h>
 
 #include "parallel/tensor/cut_model.h"
-#include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <limits>
-#include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ddp/ddp.h>
 #include <ddp/internal/cut_parameters.h>

@@ -245,17 +245,14 @@ TEST_CASE("inputs that need no gradient make no node", "[parallel][functional][r
 TEST_CASE(
     "a gradient that one rank alone needs is an error that says so",
     "[parallel][functional][ranks][errors]") {
-  const auto errors = errors_of_ranks(
-      3,
-      [](const Rank& self) {
-        const auto pair = ddp::new_group({1, 2}, self.group);
-        if (!pair) return self.wait_until_others_end();
-        const auto input = draw_values({4}, 1).requires_grad_(self.rank == 1);
-        const auto weight = draw_values({4}, 2).requires_grad_();
-        (functional::copy_to_region(input, pair) * weight).sum().backward();
-        ddp::barrier(pair);
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(3, kLongTimeout, [](const Rank& self) {
+    const auto pair = ddp::new_group({1, 2}, self.group);
+    if (!pair) return self.wait_until_others_end();
+    const auto input = draw_values({4}, 1).requires_grad_(self.rank == 1);
+    const auto weight = draw_values({4}, 2).requires_grad_();
+    (functional::copy_to_region(input, pair) * weight).sum().backward();
+    ddp::barrier(pair);
+  });
   for (size_t rank : {1, 2}) {
     CHECK_THAT(
         errors[rank], Contains("differentiable call of 4 x Double that requires a gradient") &&

@@ -1,7 +1,6 @@
 // What cut layers say to input that does not fit: subject, rule, value, rank and remedy.
 #include <chrono>
 #include <functional>
-#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -157,17 +156,14 @@ TEST_CASE("inputs of which ranks have different sizes end all", "[parallel][rank
   const auto layer = GENERATE(0, 1, 2, 3);
   CAPTURE(layer);
   const auto begin = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Layers on(self.group);
-        const int64_t n = 2 + self.rank;
-        if (layer == 0) on.column(torch::ones({n, 4}).requires_grad_()).sum().backward();
-        if (layer == 1) on.row(torch::ones({n, 2}));
-        if (layer == 2) on.table(torch::zeros({n}, torch::kLong));
-        if (layer == 3) on.attention(torch::ones({n, 1, 4}));
-      },
-      kLongTimeout);
+  const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
+    Layers on(self.group);
+    const int64_t n = 2 + self.rank;
+    if (layer == 0) on.column(torch::ones({n, 4}).requires_grad_()).sum().backward();
+    if (layer == 1) on.row(torch::ones({n, 2}));
+    if (layer == 2) on.table(torch::zeros({n}, torch::kLong));
+    if (layer == 3) on.attention(torch::ones({n, 1, 4}));
+  });
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
   CHECK_THAT(errors, Each(Contains("rank 0") && Contains("rank 1") && Contains("all_reduce")));
 }

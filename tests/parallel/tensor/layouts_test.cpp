@@ -133,9 +133,7 @@ TEST_CASE("clipping a module counts each element once", "[parallel][layouts][ran
   const bool has_mesh = GENERATE(false, true);
   const WholeModel whole;
   uint64_t seed = 50;
-  for (auto& p : whole->parameters()) {
-    p.mutable_grad() = draw_values(p.sizes().vec(), seed++);
-  }
+  for (auto& p : whole->parameters()) p.mutable_grad() = draw_values(p.sizes().vec(), seed++);
   const auto gradient_of = [&](const ddp::ParameterLayout& layout) {
     // Padding gets the gradient 0, as in training.
     const auto gradient = torch::zeros_like(layout.local);
@@ -154,9 +152,7 @@ TEST_CASE("clipping a module counts each element once", "[parallel][layouts][ran
   const auto clipped = run_ranks<std::vector<double>>(4, [&](const Rank& self) {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"dp", "tp"}, self.group);
     const CutModel model(whole, mesh.group("tp"));
-    for (auto& layout : ddp::layouts_of(*model)) {
-      layout.local.mutable_grad() = gradient_of(layout);
-    }
+    for (auto& layout : ddp::layouts_of(*model)) layout.local.mutable_grad() = gradient_of(layout);
     const auto norm = has_mesh ? ddp::clip_grad_norm_(*model, 0.5, mesh, norm_type)
                                : ddp::clip_grad_norm_(*model, 0.5, norm_type);
     // Now at the limit: nothing changes.

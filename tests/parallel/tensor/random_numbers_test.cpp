@@ -10,9 +10,7 @@
 #include "support/catch.h"
 
 using Catch::Matchers::Contains;
-using ddp::testing::errors_of_ranks;
-using ddp::testing::Rank;
-using ddp::testing::run_ranks;
+using namespace ddp::testing;
 using torch::Tensor;
 
 TEST_CASE("layers draw what the whole ones draw", "[parallel][tensor][ranks]") {

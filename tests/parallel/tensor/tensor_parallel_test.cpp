@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <mutex>
 #include <string>
 #include <vector>
 

@@ -4,7 +4,6 @@
 //   profiler_world counts   five of the steps under a schedule: how often each name was called
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
