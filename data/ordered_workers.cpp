@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/internal/check.h>
 #include <ddp/internal/system/start_thread.h>
 
 namespace ddp {
@@ -23,8 +22,12 @@ OrderedWorkers::OrderedWorkers(size_t workers, size_t depth, Draw draw)
 void OrderedWorkers::work_until_drained() {
   while (auto ticket = draw_next()) {
     Outcome outcome;
-    outcome.error = exception_of([&] { ticket->work->run(); });
-    if (!outcome.error) outcome.work = std::move(ticket->work);
+    try {
+      ticket->work->run();
+      outcome.work = std::move(ticket->work);
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
     finish(ticket->number, std::move(outcome));
   }
 }
