@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -18,6 +19,10 @@ constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
 std::string wait_for_address(
     const std::string& host, const Deadline& deadline,
     std::chrono::milliseconds at_most = kUnknownHostTimeout);
+
+/// The host's addresses as numbers, if none of them is one of this machine's. Empty if one is, or
+/// if the name does not resolve.
+std::vector<std::string> addresses_elsewhere(const std::string& host, const Deadline& deadline);
 
 /// Waits until something listens at host:port, or the deadline has passed.
 ///
