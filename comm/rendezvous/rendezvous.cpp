@@ -102,9 +102,8 @@ struct StoreAddress {
 
 void check_host(const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
   const auto& host = address.host;
-  const auto problem = address.names_come_late
-                           ? wait_for_address(host, deadline, deadline.timeout())
-                           : wait_for_address(host, deadline);
+  const auto problem =
+      wait_for_address(host, deadline, unknown_host_timeout(address.names_come_late, deadline));
   DDP_CHECK(
       problem.empty(), "init_process_group: expected an address for the host \"", host,
       "\", got none", to_text(self), ": ", problem,

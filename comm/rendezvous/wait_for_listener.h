@@ -12,6 +12,14 @@ namespace ddp {
 /// a misspelt name never resolves.
 constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
 
+/// The same where an orchestrator starts rank 0's host when it has room, and names it then.
+///
+/// \param names_come_late  Environment's.
+inline std::chrono::milliseconds unknown_host_timeout(
+    bool names_come_late, const Deadline& deadline) {
+  return names_come_late ? deadline.timeout() : kUnknownHostTimeout;
+}
+
 /// Waits until the host's name resolves to an address. Gives up when the deadline has passed, or
 /// when the name has not resolved for as long as `at_most`.
 ///
