@@ -151,7 +151,7 @@ StorePtr open_server(
 void check_leads_here(
     const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kRefusedWithin(2000);
-  const auto refused = std::strerror(ECONNREFUSED);
+  const std::string refused = std::strerror(ECONNREFUSED);
   // A service refuses until it has found this process.
   const auto first = address.names_come_late ? deadline.left() : kRefusedWithin;
   auto problem =
@@ -159,7 +159,7 @@ void check_leads_here(
   if (!problem.empty() && problem != refused) {
     problem = wait_for_listener(address.host, address.port, deadline);
   }
-  DDP_CHECK_VALUE(
+  DDP_CHECK(
       problem.empty(),
       "init_process_group: expected rank 0 on the host of MASTER_ADDR (or tcp://), \"",
       address.host, "\" with ", joined_by(", ", address.elsewhere), ", got a host with ",
@@ -195,7 +195,7 @@ StorePtr make_tcp_store(StoreAddress address, const RankAndSize& self, const Dea
   if (self.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(self.world_size);
   options.multiTenant = true;
   const bool listens = self.rank == 0 && !address.agent_listens;
-  address.elsewhere = addresses_elsewhere(address.host, deadline);
+  if (listens) address.elsewhere = addresses_elsewhere(address.host, deadline);
   StorePtr store;
   const auto problem = problem_of([&] {
     if (!listens) {
@@ -211,12 +211,12 @@ StorePtr make_tcp_store(StoreAddress address, const RankAndSize& self, const Dea
       store || !listens, "init_process_group: expected rank 0 to listen on port ", address.port,
       ", but it cannot: ", without_trace(problem),
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+  const bool is_here = !store && addresses_elsewhere(address.host, deadline).empty();
   DDP_CHECK(
       store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
       " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", self.rank,
       " of ", self.world_size, " did not reach it: ", without_trace(problem), ". Check that ",
-      address.listener(),
-      address.elsewhere.empty() ? " runs on this host, which has that address," : " runs,",
+      address.listener(), is_here ? " runs on this host, which has that address," : " runs,",
       " and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
   if (listens && !address.elsewhere.empty()) check_leads_here(address, self, deadline);
   return store;
