@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -174,7 +175,7 @@ int run_guarded(const LaunchOptions& options) {
 
 int main(int argc, char** argv) {
   try {
-    const ParsedOptions parsed = parse_options(argc, argv, std::cout, std::cerr);
+    const ParsedOptions parsed = parse_options(argc, argv, std::cout, std::cerr, std::getenv);
     if (!parsed.options) return parsed.exit_code;
     open_missing_standard_fds();
     return run_guarded(*parsed.options);

@@ -46,6 +46,10 @@ at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
 SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
+Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,
+PET_RDZV_ENDPOINT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_MAX_RESTARTS and PET_LOG_DIR, as by
+torchrun; Kubeflow sets them.
+
 Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot be executed;
 127 it was not found; 141 nobody reads ddprun's output any more; else as above.
 
@@ -393,7 +397,8 @@ LaunchOptions completed(LaunchOptions options, const Given& given) {
 }  // namespace
 
 ParsedOptions parse_options(
-    int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+    int argc, const char* const* argv, std::ostream& out, std::ostream& err,
+    const Variables& variables) {
   LaunchOptions options;
   Given given;
   CLI::App app(kDescription, "ddprun");
@@ -407,6 +412,7 @@ ParsedOptions parse_options(
   add_elastic(app, given);
   try {
     app.parse(argc, argv);
+    take_pet_variables(app, options.nodes, variables);
     if (!given.coordinate && app.count("--nproc-per-node") == 0) {
       throw CLI::RequiredError("--nproc-per-node");
     }

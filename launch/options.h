@@ -8,6 +8,8 @@
 
 #include <ddp/internal/system/host.h>
 
+#include "launch/pet_variables.h"
+
 namespace ddp::launch {
 
 /// The options of a job that replaces single ranks.
@@ -57,14 +59,16 @@ struct ParsedOptions {
 /// Exit code of a command line that cannot be followed.
 constexpr int kBadUsage = 2;
 
-/// Reads ddprun's command line.
+/// Reads ddprun's command line, and the PET_* variables for what it lacks.
 ///
 /// The first argument that is no option of ddprun, or that follows a `--`, begins the program and
 /// its arguments, which are passed on unchanged.
 ///
 /// \param out  receives --help and --version.
-/// \param err  receives errors, one line each, naming option, rule and value.
+/// \param err  receives errors, one line each, naming option or variable, rule and value.
+/// \param variables  the environment; empty: none.
 ParsedOptions parse_options(
-    int argc, const char* const* argv, std::ostream& out, std::ostream& err);
+    int argc, const char* const* argv, std::ostream& out, std::ostream& err,
+    const Variables& variables = {});
 
 }  // namespace ddp::launch

@@ -1,5 +1,9 @@
 #include "base/environment.h"
 
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
@@ -11,26 +15,135 @@
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
+#include "base/process_signs.h"
+
 namespace ddp {
 namespace {
 
 constexpr uint64_t kFirstPort = 10000;
 constexpr uint64_t kPorts = 20000;
 
-std::optional<Setting> read(const Lookup& lookup, const std::string& name) {
-  auto value = lookup(name);
-  if (!value || value->empty()) return std::nullopt;
-  return Setting{name, std::move(*value)};
+std::string derived_port(const std::string& job) {
+  return std::to_string(kFirstPort + fnv1a(job) % kPorts);
 }
 
-std::optional<Setting> read_first(const Lookup& lookup, std::initializer_list<const char*> names) {
-  for (const auto* name : names) {
-    if (auto setting = read(lookup, name)) return setting;
-  }
-  return std::nullopt;
-}
+/// The variables in which a launcher tells a process its place. nullptr: it has none for that.
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+  /// Without it the others are another launcher's, which has the same ones. nullptr: needs none.
+  const char* mark = nullptr;
+  /// The number of hosts, where local_world_size does not show that there is one.
+  const char* hosts = nullptr;
+  /// Equal on all ranks of a job and different between jobs, the first that is set: for a port.
+  std::array<const char*, 2> job = {};
+  /// Advice for a missing address, where it is more than MASTER_ADDR and MASTER_PORT.
+  const char* remedy = nullptr;
+};
 
-std::string derived_port(uint64_t number) { return std::to_string(kFirstPort + number % kPorts); }
+constexpr Launcher kByHand{
+    "ddprun or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Launcher kOpenMpi{
+    "mpirun",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    nullptr,
+    nullptr,
+    {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
+    "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
+    "-x MASTER_PORT=<a free port there>."};
+// MPICH's launcher, and those of its kin. srun may set PMI_RANK as well, but not MPI_LOCALRANKID.
+constexpr Launcher kHydra{
+    "mpiexec",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    nullptr,
+    {},
+    "mpiexec says nothing of rank 0's host: pass -genv MASTER_ADDR <rank 0's host> "
+    "-genv MASTER_PORT <a free port there>, or use init_method(\"mpi://\")."};
+// The older name second.
+using Names = std::array<const char*, 2>;
+constexpr Names kSlurmJob{"SLURM_JOB_ID", "SLURM_JOBID"};
+constexpr Names kSlurmStep{"SLURM_STEP_ID", "SLURM_STEPID"};
+constexpr Names kSlurmTasks{"SLURM_NTASKS", "SLURM_NPROCS"};
+constexpr Names kSlurmTasksPerNode{"SLURM_NTASKS_PER_NODE"};
+constexpr Names kSlurmNodes{"SLURM_JOB_NUM_NODES", "SLURM_NNODES"};
+constexpr Launcher kSlurm{
+    "srun",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    nullptr,
+    nullptr,
+    nullptr,
+    {},
+    "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT."};
+
+/// The innermost first. Each runs inside those below it, whose variables its processes inherit.
+constexpr Launcher kLaunchers[] = {
+    kByHand,
+    kOpenMpi,
+    kHydra,
+    {"mpirun_rsh",
+     "MV2_COMM_WORLD_RANK",
+     "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE",
+     nullptr,
+     nullptr,
+     {"MPIRUN_ID"}},
+    {"horovodrun",
+     "HOROVOD_RANK",
+     "HOROVOD_SIZE",
+     "HOROVOD_LOCAL_RANK",
+     "HOROVOD_LOCAL_SIZE",
+     nullptr,
+     nullptr,
+     {"HOROVOD_GLOO_RENDEZVOUS_PORT"}},
+    {"flux run",
+     "FLUX_TASK_RANK",
+     "FLUX_JOB_SIZE",
+     "FLUX_TASK_LOCAL_ID",
+     nullptr,
+     nullptr,
+     "FLUX_JOB_NNODES",
+     {"FLUX_JOB_ID"}},
+    {"jsrun",
+     "JSM_NAMESPACE_RANK",
+     "JSM_NAMESPACE_SIZE",
+     "JSM_NAMESPACE_LOCAL_RANK",
+     "JSM_NAMESPACE_LOCAL_SIZE",
+     nullptr,
+     nullptr,
+     {"PMIX_NAMESPACE", "LSB_JOBID"}},
+    {"PALS' mpiexec",
+     "PALS_RANKID",
+     "PMI_SIZE",
+     "PALS_LOCAL_RANKID",
+     "PALS_LOCAL_SIZE",
+     nullptr,
+     nullptr,
+     {"PALS_APID", "PBS_JOBID"}},
+    kSlurm,
+    {"a launcher with PMI",
+     "PMI_RANK",
+     "PMI_SIZE",
+     "PMI_LOCAL_RANK",
+     "PMI_LOCAL_SIZE",
+     nullptr,
+     nullptr,
+     {"PMI_JOBID"}},
+};
+
+bool is(const Launcher& one, const Launcher& other) { return one.name == other.name; }
 
 bool is_one_host(const Environment& environment) {
   return environment.local_world_size && environment.world_size &&
@@ -41,58 +154,139 @@ void read_torchrun(const Lookup& lookup, Environment& environment) {
   const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
   environment.agent_store = agent && *agent == "True";
   if (environment.agent_store && is_one_host(environment)) {
-    environment.attempt = read(lookup, "TORCHELASTIC_RESTART_COUNT");
+    environment.attempt = read_variable(lookup, "TORCHELASTIC_RESTART_COUNT");
+  }
+  // Kubeflow numbers pods by RANK, and means ddprun or torchrun to start several ranks in each.
+  const auto in_each = read_variable(lookup, "PET_NPROC_PER_NODE");
+  if (in_each && number_in(in_each->value) > 1 && !read_variable(lookup, "LOCAL_RANK")) {
+    environment.problem = ddp::str(
+        "init_process_group: expected LOCAL_RANK in the environment beside PET_NPROC_PER_NODE=\"",
+        in_each->value, "\", got nothing, so RANK numbers the pod and not this process. ",
+        kDdprunTakesPet);
   }
 }
 
-void read_open_mpi(const Lookup& lookup, Environment& environment) {
-  environment.rank_name = "OMPI_COMM_WORLD_RANK";
-  environment.world_size_name = "OMPI_COMM_WORLD_SIZE";
-  environment.world_size = read(lookup, environment.world_size_name);
-  environment.address_remedy =
-      "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
-      "-x MASTER_PORT=<a free port there>.";
-  const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  if (!is_one_host(environment)) return;
-  if (!environment.master_addr) environment.master_addr = Setting{"one host", loopback_address()};
-  if (!environment.master_port && job) {
-    environment.master_port = Setting{job->name, derived_port(fnv1a(job->value))};
+/// Derives the port from what names the job.
+void derive_port(
+    const Lookup& lookup, const Launcher& launcher, bool on_one_host, Environment& environment) {
+  auto job = first_variable(lookup, launcher.job);
+  if (is(launcher, kHydra) && on_one_host) {
+    environment.launcher_socket = read_variable(lookup, "PMI_FD");
+  } else if (is(launcher, kHydra)) {
+    job = first_variable(lookup, kSlurmJob);
   }
+  if (job) environment.master_port = Setting{job->name, derived_port(job->value)};
 }
 
-// MPICH's launcher, and those of its kin.
-void read_hydra(const Lookup& lookup, Environment& environment) {
-  environment.rank_name = "PMI_RANK";
-  environment.world_size_name = "PMI_SIZE";
-  environment.world_size = read(lookup, environment.world_size_name);
-  environment.address_remedy =
-      "mpiexec says nothing of rank 0's host: pass -genv MASTER_ADDR <rank 0's host> "
-      "-genv MASTER_PORT <a free port there>, or use init_method(\"mpi://\").";
+/// For launchers that say nothing of rank 0's host. It is known where there is one host, and in a
+/// SLURM job, over whose hosts the launcher spreads the ranks in the order of its list.
+void derive_address(const Lookup& lookup, const Launcher& launcher, Environment& environment) {
+  const auto hosts =
+      launcher.hosts != nullptr ? read_variable(lookup, launcher.hosts) : std::nullopt;
+  const bool on_one_host = is_one_host(environment) || (hosts && hosts->value == "1");
+  const bool follows_slurm = is(launcher, kOpenMpi) || is(launcher, kHydra);
+  auto first = on_one_host ? Setting{"one host", loopback_address()} : std::optional<Setting>();
+  if (!on_one_host && follows_slurm) {
+    first = first_variable(lookup, {"SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+    if (first) first->value = first_slurm_host(first->value);
+  }
+  if (!first) return;
+  if (!environment.master_addr) environment.master_addr = std::move(first);
+  if (!environment.master_port) derive_port(lookup, launcher, on_one_host, environment);
 }
 
-void read_slurm(const Lookup& lookup, Environment& environment) {
-  environment.rank_name = "SLURM_PROCID";
-  environment.world_size_name = "SLURM_NTASKS";
-  environment.world_size = read_first(lookup, {"SLURM_NTASKS", "SLURM_NPROCS"});
-  environment.address_remedy =
-      "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT.";
+void derive_slurm_address(const Lookup& lookup, Environment& environment) {
   if (!environment.master_addr) {
     environment.master_addr =
-        read_first(lookup, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+        first_variable(lookup, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
     if (environment.master_addr) {
       environment.master_addr->value = first_slurm_host(environment.master_addr->value);
     } else {
-      environment.master_addr = read(lookup, "SLURM_LAUNCH_NODE_IPADDR");
+      environment.master_addr = read_variable(lookup, "SLURM_LAUNCH_NODE_IPADDR");
     }
   }
-  const auto job = read_first(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"});
+  const auto job = first_variable(lookup, kSlurmJob);
   if (!environment.master_port && job) {
-    const auto step = read_first(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"});
+    const auto step = first_variable(lookup, kSlurmStep);
     // Hashed, because a number modulo the number of ports would give one port to jobs whose numbers
     // differ by a multiple of it.
     environment.master_port =
-        Setting{job->name, derived_port(fnv1a(job->value + "." + (step ? step->value : "0")))};
+        Setting{job->name, derived_port(job->value + "." + (step ? step->value : "0"))};
   }
+}
+
+/// How a process came to have SLURM_PROCID.
+enum class SlurmStart {
+  Srun,
+  Salloc,  // a program in the shell that salloc opens in a step of its own
+  Sbatch,  // the script, which runs once, with the variables of the first task
+};
+
+SlurmStart slurm_start(const Lookup& lookup) {
+  // slurm.h: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT.
+  constexpr const char *kInteractiveStep = "4294967290", *kBatchStep = "4294967291";
+  const auto step = first_variable(lookup, kSlurmStep);
+  if (step && step->value == kInteractiveStep) return SlurmStart::Salloc;
+  const auto task = read_variable(lookup, kSlurm.rank);
+  const bool is_script = step ? step->value == kBatchStep : task && task->value == "0";
+  return is_script ? SlurmStart::Sbatch : SlurmStart::Srun;
+}
+
+/// Finds srun missing in a script: the process would wait for ranks that nobody starts.
+std::string why_no_script(const Lookup& lookup) {
+  for (const auto& names : {kSlurmTasks, kSlurmTasksPerNode, kSlurmNodes}) {
+    const auto found = first_variable(lookup, names);
+    if (!found || number_in(found->value) == 1) continue;
+    return ddp::str(
+        "init_process_group: expected srun to start the ranks, got the batch script itself, which "
+        "SLURM runs once: ",
+        found->name, " is ", found->value,
+        ", and SLURM_STEP_ID is not set. Write srun ./train "
+        "into the script, or ddprun -n RANKS ./train for ranks on one host.");
+  }
+  return "";
+}
+
+bool is_alone_in_slurm(const Lookup& lookup) {
+  const auto start = slurm_start(lookup);
+  const bool has_one_node =
+      first_variable(lookup, kSlurmNodes).has_value() && why_no_script(lookup).empty();
+  return start == SlurmStart::Salloc ||
+         (start == SlurmStart::Sbatch && has_one_node && !first_variable(lookup, kSlurmTasks));
+}
+
+/// Finds the innermost launcher, and which of its variables shows it.
+const Launcher* find_launcher(const Lookup& lookup, Environment& environment) {
+  const auto finds = [&](const char* variable) {
+    environment.sign = read_variable(lookup, variable);
+    return environment.sign.has_value();
+  };
+  const bool is_alone = is_alone_in_slurm(lookup);
+  for (const auto& launcher : kLaunchers) {
+    if (is_alone && is(launcher, kSlurm)) break;  // what lies below comes from SLURM, too
+    if (launcher.mark != nullptr && !lookup(launcher.mark)) continue;
+    if (finds(launcher.rank)) return &launcher;
+  }
+  for (const auto& launcher : kLaunchers) {
+    // In salloc's shell there is the number of tasks that srun would start.
+    if (is(launcher, kSlurm) || !finds(launcher.world_size)) continue;
+    if (is(launcher, kByHand) || environment.sign->value != "1") return &launcher;
+  }
+  return nullptr;
+}
+
+/// Reads what has no rank and no world size.
+void read_without_launcher(const Lookup& lookup, Environment& environment) {
+  auto signs = read_process_signs(lookup);
+  environment.problem = std::move(signs.problem);
+  environment.doubt = std::move(signs.doubt);
+  if (!environment.problem.empty()) return;
+  environment.sign = first_variable(lookup, {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"});
+  // Kubernetes sets MASTER_PORT=tcp://10.0.0.11:6379 for a service named master.
+  const auto& port = environment.master_port;
+  const bool is_service = port && port->value.rfind("tcp://", 0) == 0;
+  if (!environment.sign && !is_service) environment.sign = port;
+  environment.no_launcher = !environment.sign;
 }
 
 }  // namespace
@@ -122,36 +316,51 @@ int parse_int(
 
 Environment read_environment(const Lookup& lookup) {
   Environment environment;
-  environment.no_launcher = !read_first(
-      lookup, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-               "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
-               "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"});
-  environment.local_rank = read_first(
-      lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
-  environment.local_world_size =
-      read_first(lookup, {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
-  environment.master_addr = read(lookup, "MASTER_ADDR");
-  environment.master_port = read(lookup, "MASTER_PORT");
-  environment.gloo_interfaces = read(lookup, "GLOO_SOCKET_IFNAME");
+  for (const auto& launcher : kLaunchers) {
+    if (!environment.local_rank) {
+      environment.local_rank = read_variable(lookup, launcher.local_rank);
+    }
+    if (!environment.local_world_size && launcher.local_world_size != nullptr) {
+      environment.local_world_size = read_variable(lookup, launcher.local_world_size);
+    }
+  }
+  environment.master_addr = read_variable(lookup, "MASTER_ADDR");
+  environment.master_port = read_variable(lookup, "MASTER_PORT");
+  environment.gloo_interfaces = read_variable(lookup, "GLOO_SOCKET_IFNAME");
+  environment.names_come_late = read_variable(lookup, "KUBERNETES_SERVICE_HOST").has_value();
   environment.address_remedy =
       "Start the program with ddprun, torchrun, mpirun or srun, or set MASTER_ADDR and "
       "MASTER_PORT.";
 
-  environment.rank = read_first(lookup, {"RANK", "OMPI_COMM_WORLD_RANK"});
-  // srun may set PMI_RANK as well, but not MPI_LOCALRANKID.
-  if (!environment.rank && lookup("MPI_LOCALRANKID")) environment.rank = read(lookup, "PMI_RANK");
-  if (!environment.rank) environment.rank = read(lookup, "SLURM_PROCID");
-  if (environment.rank && environment.rank->name == "OMPI_COMM_WORLD_RANK") {
-    read_open_mpi(lookup, environment);
-  } else if (environment.rank && environment.rank->name == "PMI_RANK") {
-    read_hydra(lookup, environment);
-  } else if (environment.rank && environment.rank->name == "SLURM_PROCID") {
-    read_slurm(lookup, environment);
-  } else {
-    environment.world_size = read(lookup, "WORLD_SIZE");
+  const auto* launcher = find_launcher(lookup, environment);
+  if (launcher == nullptr) {
+    read_without_launcher(lookup, environment);
+    return environment;
+  }
+  environment.rank_name = launcher->rank;
+  environment.rank = read_variable(lookup, launcher->rank);
+  environment.world_size_name = launcher->world_size;
+  environment.world_size = read_variable(lookup, launcher->world_size);
+  if (launcher->remedy != nullptr) environment.address_remedy = launcher->remedy;
+  if (is(*launcher, kByHand)) {
     read_torchrun(lookup, environment);
+  } else if (is(*launcher, kSlurm)) {
+    environment.world_size = first_variable(lookup, kSlurmTasks);
+    if (slurm_start(lookup) == SlurmStart::Sbatch) environment.problem = why_no_script(lookup);
+    derive_slurm_address(lookup, environment);
+  } else {
+    derive_address(lookup, *launcher, environment);
   }
   return environment;
+}
+
+std::optional<Setting> port_of_launcher(const Setting& socket) {
+  const int fd = number_in(socket.value);
+  ucred other{};
+  socklen_t size = sizeof other;
+  const bool known = fd > 0 && ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0;
+  if (!known || other.pid <= 0) return std::nullopt;
+  return Setting{socket.name, derived_port(ddp::str("process ", other.pid))};
 }
 
 std::string first_slurm_host(const std::string& node_list) {

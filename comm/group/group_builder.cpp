@@ -13,6 +13,7 @@
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
 #include "backends/gpu_assignment.h"
@@ -101,6 +102,23 @@ std::shared_ptr<JobMonitor> start_job_monitor(
   return JobMonitor::connect(setup, *own->with_deadline(deadline));
 }
 
+/// Counts the lower ranks of this host, where no launcher gave a local rank.
+///
+/// All ranks say where they are, for others may have no local rank.
+std::optional<int> count_on_host(
+    const Rendezvous& met, const BoundedStorePtr& store, const std::optional<Setting>& local_rank) {
+  const auto identity = host_identity();
+  std::vector<std::string> keys;
+  for (int rank = 0; rank <= met.rank; ++rank) keys.push_back(ddp::str("host/", rank));
+  store->set(keys.back(), {identity.begin(), identity.end()});
+  if (local_rank || identity.empty()) return std::nullopt;
+  int lower = -1;  // without this rank
+  for (const auto& other : store->multiGet(keys)) {
+    if (std::string(other.begin(), other.end()) == identity) ++lower;
+  }
+  return lower;
+}
+
 /// The GPU that this process would use with the backend, or why it cannot.
 GpuAssignment find_gpu(
     const DevicePicker& picker, const std::optional<Setting>& local_rank,
@@ -170,8 +188,10 @@ std::string claims_of(const BackendSpec& backends) {
 
 }  // namespace
 
-int local_rank_of(const Environment& environment, int world_size) {
+int local_rank_of(
+    const Environment& environment, int world_size, const std::optional<int>& counted) {
   if (environment.local_rank) return parse_int(*environment.local_rank, {0}, kLauncherRemedy);
+  if (counted) return *counted;
   DDP_CHECK(
       world_size == 1,
       "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
@@ -329,6 +349,10 @@ ProcessGroup build_group(
     if (uses_gpus && gpu.device) {
       const auto index = static_cast<c10::DeviceIndex>(*gpu.device);
       c10::impl::VirtualGuardImpl(picker->device).setDevice({picker->device, index});
+    }
+    if (met.world_size > 1) {
+      recipe.local_rank =
+          count_on_host(met, own_store->with_deadline(deadline), environment.local_rank);
     }
     recipe.job =
         start_job_monitor(met, own_store, recipe.gloo_devices, deadline, std::move(generation));

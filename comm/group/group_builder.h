@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include <ddp/process_group.h>
@@ -41,7 +42,9 @@ void sit_out_group(
 
 /// This process's number on its host; 0 in a world of one that no launcher started.
 ///
+/// \param counted  by the ranks themselves, where no launcher gave it.
 /// \throws c10::Error  naming the variables, if none is set and there are several ranks.
-int local_rank_of(const Environment& environment, int world_size);
+int local_rank_of(
+    const Environment& environment, int world_size, const std::optional<int>& counted = {});
 
 }  // namespace ddp

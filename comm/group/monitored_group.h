@@ -38,6 +38,8 @@ struct GroupRecipe {
   std::shared_ptr<JobMonitor> job = {};
   std::optional<c10::Device> device_id = {};  // this rank's GPU, to which NCCL connects at once
   NcclOptions nccl = {};
+  std::optional<int> local_rank =
+      {};                       // counted over the ranks of this host, if no launcher gave it
   bool is_mirror = false;       // of a process that has not met the other ranks yet
   std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" without one
 };

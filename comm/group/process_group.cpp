@@ -144,8 +144,12 @@ bool is_main(const GroupArg& group) { return get_rank(group) == 0; }
 int get_world_size(const GroupArg& group) { return group.get()->getSize(); }
 
 int get_local_rank() {
+  const auto environment = read_environment(process_variable);
+  if (!is_initialized()) return local_rank_of(environment, 1);
+  const auto group = default_group();
+  const auto* own = dynamic_cast<const MonitoredGroup*>(group.get());
   return local_rank_of(
-      read_environment(process_variable), is_initialized() ? default_group()->getSize() : 1);
+      environment, group->getSize(), own != nullptr ? own->recipe().local_rank : std::nullopt);
 }
 
 }  // namespace ddp

@@ -1,7 +1,9 @@
 #include "rendezvous/rendezvous.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string_view>
@@ -48,7 +50,8 @@ struct Number {
 // Returns the option, else the value in the URL's query, else the environment's.
 Number resolve(
     const char* option_name, int option, const std::optional<Setting>& in_url,
-    const std::optional<Setting>& in_environment, const std::string& variable, int min) {
+    const std::optional<Setting>& in_environment, const std::string& variable, int min,
+    const Environment& environment) {
   if (option != -1) {
     const char* remedy =
         "Correct it, or leave it out where a launcher has set RANK and WORLD_SIZE.";
@@ -58,11 +61,14 @@ Number resolve(
     const char* remedy = "End the URL with ?rank=R&world_size=W, this process's numbers.";
     return {in_url->name, parse_int(*in_url, {min}, remedy)};
   }
+  DDP_CHECK_VALUE(environment.problem.empty(), environment.problem);
+  const auto& sign = environment.sign;
   DDP_CHECK_VALUE(
       in_environment.has_value(), "init_process_group: expected ", variable,
-      " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
-      "or set ",
-      option_name, " in the options.");
+      " in the environment, got nothing",
+      sign ? ddp::str(", while ", sign->name, " is \"", sign->value, "\"") : "",
+      ". Start the program with ddprun, torchrun, mpirun or srun, or set ", option_name,
+      " in the options.");
   return {in_environment->name, parse_int(*in_environment, {min}, kLauncherRemedy)};
 }
 
@@ -70,9 +76,10 @@ RankAndSize resolve_rank(
     const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
   const auto world_size = resolve(
       "world_size()", options.world_size(), method.world_size, environment.world_size,
-      environment.world_size_name, 1);
-  const auto rank =
-      resolve("rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
+      environment.world_size_name, 1, environment);
+  const auto rank = resolve(
+      "rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0,
+      environment);
   DDP_CHECK_VALUE(
       rank.value < world_size.value, rank.name, ": expected a rank from 0 to ",
       world_size.value - 1, ", for ", world_size.name, " is ", world_size.value, ", got ",
@@ -81,8 +88,21 @@ RankAndSize resolve_rank(
   return {rank.value, world_size.value};
 }
 
-void check_host(const std::string& host, const RankAndSize& self, const Deadline& deadline) {
-  const auto problem = wait_for_address(host, deadline);
+// The address of a TCPStore, and which process listens there.
+struct StoreAddress {
+  std::string host;
+  int port;
+  bool agent_listens;
+  bool names_come_late = false;             // the host may get its name while the ranks wait
+  std::vector<std::string> elsewhere = {};  // its addresses, if this host has none of them
+
+  const char* listener() const { return agent_listens ? "torchrun's agent" : "rank 0"; }
+};
+
+void check_host(const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
+  const auto& host = address.host;
+  const auto problem =
+      wait_for_address(host, deadline, unknown_host_timeout(address.names_come_late, deadline));
   DDP_CHECK(
       problem.empty(), "init_process_group: expected an address for the host \"", host,
       "\", got none", to_text(self), ": ", problem,
@@ -94,19 +114,13 @@ void check_host(const std::string& host, const RankAndSize& self, const Deadline
       loopback_address(), ", or bring the interface up (ip link set lo up).");
 }
 
-// The address of a TCPStore, and which process listens there.
-struct StoreAddress {
-  std::string host;
-  int port;
-  bool agent_listens;
-
-  const char* listener() const { return agent_listens ? "torchrun's agent" : "rank 0"; }
-};
-
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
   options.isServer = true;
+  if (!address.elsewhere.empty()) {
+    return c10::make_intrusive<c10d::TCPStore>(loopback_address(), options);
+  }
   auto listener = listen_on_loopback(address.host, address.port);
   if (listener) options.masterListenFd = listener.release();
   return c10::make_intrusive<c10d::TCPStore>(address.host, options);
@@ -130,6 +144,30 @@ StorePtr open_server(
   }
 }
 
+/// Finds a rank 0 that is not where the others look for it. MASTER_ADDR may lead to this host
+/// although none of its interfaces has the address, as a service's or a router's; then something
+/// answers.
+void check_leads_here(
+    const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kRefusedWithin(2000);
+  const std::string refused = std::strerror(ECONNREFUSED);
+  // A service refuses until it has found this process.
+  const auto first = address.names_come_late ? deadline.left() : kRefusedWithin;
+  auto problem =
+      wait_for_listener(address.host, address.port, Deadline(std::min(first, deadline.left())));
+  if (!problem.empty() && problem != refused) {
+    problem = wait_for_listener(address.host, address.port, deadline);
+  }
+  DDP_CHECK(
+      problem.empty(),
+      "init_process_group: expected rank 0 on the host of MASTER_ADDR (or tcp://), \"",
+      address.host, "\" with ", joined_by(", ", address.elsewhere), ", got a host with ",
+      joined_by(", ", own_addresses()), to_text(self), ", and nothing answers there at port ",
+      address.port, ": ", problem,
+      ". Start rank 0 on that host (--node-rank 0, or the first in the list of hosts), or set "
+      "MASTER_ADDR to an address of this one.");
+}
+
 // Bounded, because TCPStore's constructor waits for the listener's first answer without a limit.
 StorePtr open_client(
     const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
@@ -142,9 +180,13 @@ StorePtr open_client(
   return *store;
 }
 
-StorePtr make_tcp_store(
-    const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
-  check_host(address.host, self, deadline);
+// TCPStore's errors quote those of their attempts, stack traces included.
+std::string without_trace(const std::string& problem) {
+  return problem.substr(0, problem.find("\nException raised from"));
+}
+
+StorePtr make_tcp_store(StoreAddress address, const RankAndSize& self, const Deadline& deadline) {
+  check_host(address, self, deadline);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(address.port);
   options.waitWorkers = false;  // the startup barrier waits, and names the missing ranks
@@ -152,6 +194,7 @@ StorePtr make_tcp_store(
   if (self.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(self.world_size);
   options.multiTenant = true;
   const bool listens = self.rank == 0 && !address.agent_listens;
+  if (listens) address.elsewhere = addresses_elsewhere(address.host, deadline);
   StorePtr store;
   const auto problem = problem_of([&] {
     if (!listens) {
@@ -165,13 +208,16 @@ StorePtr make_tcp_store(
   });
   DDP_CHECK(
       store || !listens, "init_process_group: expected rank 0 to listen on port ", address.port,
-      ", but it cannot: ", problem,
+      ", but it cannot: ", without_trace(problem),
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+  const bool is_here = !store && addresses_elsewhere(address.host, deadline).empty();
   DDP_CHECK(
       store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
       " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", self.rank,
-      " of ", self.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
-      " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
+      " of ", self.world_size, " did not reach it: ", without_trace(problem), ". Check that ",
+      address.listener(), is_here ? " runs on this host, which has that address," : " runs,",
+      " and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
+  if (listens && !address.elsewhere.empty()) check_leads_here(address, self, deadline);
   return store;
 }
 
@@ -213,7 +259,8 @@ StorePtr make_file_store(
 }
 
 // Rank 0 listens at a port that is free, and MPI tells the others which, and its host's addresses.
-Rendezvous meet_over_mpi(const ProcessGroupOptions& options, const Deadline& deadline) {
+Rendezvous meet_over_mpi(
+    const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {
   auto* mpi = mpi_meeting();
   DDP_CHECK(
       mpi != nullptr,
@@ -222,6 +269,8 @@ Rendezvous meet_over_mpi(const ProcessGroupOptions& options, const Deadline& dea
       "it to target_link_libraries (ddp must be built with -DDDP_WITH_MPI=ON), or use env://.");
   const auto place = mpi->start(deadline);
   const RankAndSize self{place.rank, place.world_size};
+  // MPI makes a world of one of a process that no launcher of its kind has started.
+  DDP_CHECK_VALUE(self.world_size > 1 || environment.problem.empty(), environment.problem);
   DDP_CHECK_VALUE(
       (options.rank() == -1 || options.rank() == self.rank) &&
           (options.world_size() == -1 || options.world_size() == self.world_size),
@@ -280,7 +329,8 @@ bool is_single_process(
          options.rank() == -1 && options.world_size() == -1 && !method.rank && !method.world_size;
 }
 
-Rendezvous single_process_rendezvous() {
+Rendezvous single_process_rendezvous(const Environment& environment) {
+  if (!environment.doubt.empty()) TORCH_WARN(environment.doubt);
   LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of one "
                "rank. ddprun, torchrun, mpirun and srun start several.";
   Rendezvous result;
@@ -305,8 +355,9 @@ Rendezvous rendezvous(
       " ms. Give what the slowest rank may take, or leave it out for 30 "
       "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
-  if (method.kind == InitMethod::Kind::kMpi) return meet_over_mpi(options, deadline);
-  if (is_single_process(options, method, environment)) return single_process_rendezvous();
+  if (method.kind == InitMethod::Kind::kMpi) return meet_over_mpi(options, environment, deadline);
+  if (is_single_process(options, method, environment))
+    return single_process_rendezvous(environment);
   const auto self = resolve_rank(options, method, environment);
   Rendezvous result;
   result.rank = self.rank;
@@ -328,11 +379,17 @@ Rendezvous rendezvous(
     if (from_environment) {
       result.host =
           require_setting(environment.master_addr, "MASTER_ADDR", environment, self).value;
+      auto port_setting = environment.master_port;
+      if (!port_setting && environment.launcher_socket) {
+        port_setting = port_of_launcher(*environment.launcher_socket);
+      }
       port = parse_int(
-          require_setting(environment.master_port, "MASTER_PORT", environment, self), {1, kMaxPort},
+          require_setting(port_setting, "MASTER_PORT", environment, self), {1, kMaxPort},
           "Set it to a free port of rank 0's host, the same for all ranks.", to_text(self));
     }
-    const StoreAddress address{result.host, port, from_environment && environment.agent_store};
+    const StoreAddress address{
+        result.host, port, from_environment && environment.agent_store,
+        environment.names_come_late};
     result.store = make_tcp_store(address, self, deadline);
     result.store_host =
         ddp::str("which ", address.listener(), " hosts at ", address.host, " port ", port);

@@ -26,9 +26,10 @@ struct Rendezvous {
 /// Rank 0's store listens on all addresses of its host; if its address is a loopback address
 /// ("localhost", 127.x.y.z, ::1), on that one alone.
 ///
-/// \throws c10::ValueError  on a missing or malformed setting, naming it, its value and the remedy.
-/// \throws c10::Error  if the port is taken, rank 0's host does not resolve, or rank 0 does not
-///         answer before the deadline.
+/// \throws c10::ValueError  on a missing or malformed setting, naming it, its value and the remedy;
+///         on variables of other processes without this one's number.
+/// \throws c10::Error  if the port is taken, rank 0's host does not resolve or is not this one on
+///         rank 0, or rank 0 does not answer before the deadline.
 Rendezvous rendezvous(
     const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline);
 

@@ -4,10 +4,13 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
+
+#include <ddp/internal/system/fd.h>
 
 #include "base/executor.h"
 #include "base/socket_address.h"
@@ -51,6 +54,13 @@ std::string try_host(const std::string& host, int port, const Deadline& deadline
   return std::strerror(error);
 }
 
+// Whether an interface of this machine has the address, as far as binding a socket shows.
+bool may_be_own(const addrinfo& address) {
+  const Fd socket(::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return socket &&
+         (::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno != EADDRNOTAVAIL);
+}
+
 // Whether the next attempt may succeed although this one failed.
 bool is_temporary(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
 
@@ -66,6 +76,19 @@ std::string wait_for_address(
       return gai_strerror(status);
     std::this_thread::sleep_for(kBetweenAttempts);
   }
+}
+
+std::vector<std::string> addresses_elsewhere(const std::string& host, const Deadline& deadline) {
+  const auto addresses = look_up(host, 0, deadline).first;
+  std::vector<std::string> numbers;
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    if (may_be_own(*address)) return {};
+    char number[NI_MAXHOST] = "";
+    ::getnameinfo(
+        address->ai_addr, address->ai_addrlen, number, sizeof number, nullptr, 0, NI_NUMERICHOST);
+    numbers.push_back(number);
+  }
+  return numbers;
 }
 
 std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -11,6 +12,14 @@ namespace ddp {
 /// a misspelt name never resolves.
 constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
 
+/// The same where an orchestrator starts rank 0's host when it has room, and names it then.
+///
+/// \param names_come_late  Environment's.
+inline std::chrono::milliseconds unknown_host_timeout(
+    bool names_come_late, const Deadline& deadline) {
+  return names_come_late ? deadline.timeout() : kUnknownHostTimeout;
+}
+
 /// Waits until the host's name resolves to an address. Gives up when the deadline has passed, or
 /// when the name has not resolved for as long as `at_most`.
 ///
@@ -18,6 +27,10 @@ constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
 std::string wait_for_address(
     const std::string& host, const Deadline& deadline,
     std::chrono::milliseconds at_most = kUnknownHostTimeout);
+
+/// The host's addresses as numbers, if none of them is one of this machine's. Empty if one is, or
+/// if the name does not resolve.
+std::vector<std::string> addresses_elsewhere(const std::string& host, const Deadline& deadline);
 
 /// Waits until something listens at host:port, or the deadline has passed.
 ///

@@ -1,7 +1,12 @@
 #include "comm/base/environment.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+
 #include <map>
 #include <set>
+
+#include <ddp/internal/system/fd.h>
 
 #include "support/catch.h"
 
@@ -58,8 +63,8 @@ TEST_CASE("a process has no launcher if no launcher's variable is set", "[comm][
   CHECK(read({{"GLOO_SOCKET_IFNAME", "eth0"}, {"OMP_NUM_THREADS", "2"}}).no_launcher);
   for (const char* name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
-        "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"}) {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+        "SLURM_PROCID", "HOROVOD_RANK", "FLUX_JOB_SIZE"}) {
     CAPTURE(name);
     CHECK(!read({{name, "0"}}).no_launcher);
   }
@@ -121,9 +126,53 @@ TEST_CASE("under MPICH's mpiexec the ranks are Hydra's", "[comm][pure]") {
   const auto environment = read(with(hydra, {{"SLURM_PROCID", "0"}}));
   CHECK(place(environment) == Place{"1", "4", "0", "nothing", "nothing"});
   CHECK(value(environment.local_world_size) == "2");
+  CHECK_FALSE(environment.launcher_socket);
   CHECK(environment.address_remedy.find("mpi://") != std::string::npos);
   // srun sets PMI_RANK, too.
   CHECK(value(read({{"PMI_RANK", "1"}, {"SLURM_PROCID", "3"}}).rank) == "3");
+}
+
+TEST_CASE("under MPICH's mpiexec on one host the ranks connect there", "[comm][pure]") {
+  const Variables one_host{
+      {"PMI_RANK", "1"},
+      {"PMI_SIZE", "2"},
+      {"MPI_LOCALRANKID", "1"},
+      {"MPI_LOCALNRANKS", "2"},
+      {"PMI_FD", "9"}};
+  CHECK(value(read(one_host).master_addr) == "127.0.0.1");
+  CHECK_FALSE(read(one_host).master_port);
+  CHECK(value(read(one_host).launcher_socket) == "9");
+  CHECK_FALSE(read(with(one_host, {{"MASTER_PORT", "7"}})).launcher_socket);
+}
+
+TEST_CASE("the port of a job follows from the process that started its ranks", "[comm][pure]") {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const ddp::Fd first(ends[0]), second(ends[1]);
+  const auto port_at = [](int fd) {
+    return value(ddp::port_of_launcher({"PMI_FD", std::to_string(fd)}));
+  };
+  // This process has made both.
+  CHECK(port_at(ends[0]) == port_at(ends[1]));
+  const int port = std::stoi(port_at(ends[0]));
+  CHECK(port >= 10000);
+  CHECK(port < 30000);
+
+  const ddp::Fd no_socket(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  CHECK(port_at(no_socket.get()) == "nothing");
+  CHECK_FALSE(ddp::port_of_launcher({"PMI_FD", "x"}));
+}
+
+TEST_CASE("mpirun spreads ranks over the hosts of a SLURM job, in their order", "[comm][pure]") {
+  const Variables allocation{{"SLURM_JOB_ID", "4242"}, {"SLURM_JOB_NODELIST", "gpu[07-08]"}};
+  const Variables mpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}};
+  const auto launcher = GENERATE_REF(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}), mpich);
+  const auto environment = read(with(allocation, launcher));
+  CHECK(value(environment.master_addr) == "gpu07");
+  CHECK(environment.master_port);
+  const auto another =
+      with(with(allocation, launcher), {{"SLURM_JOB_ID", "4243"}, {"PMIX_NAMESPACE", "7"}});
+  CHECK(value(read(another).master_port) != value(environment.master_port));
 }
 
 TEST_CASE("under mpirun on several hosts the user must set MASTER_ADDR", "[comm][pure]") {
@@ -207,4 +256,229 @@ TEST_CASE("a malformed SLURM node list gives no host", "[comm][pure][errors]") {
   CHECK(first_slurm_host("n[]").empty());
   CHECK(first_slurm_host("n[a-b]").empty());
   CHECK(first_slurm_host("").empty());
+}
+
+namespace {
+
+/// The environment of a system's second process, and what is read of it: rank, world size, local
+/// rank and MASTER_ADDR, "-" for nothing, or a part of the text of the error.
+struct Engine {
+  const char* name;
+  Variables variables;
+  std::string expected;
+};
+
+std::string text_of(const Environment& environment) {
+  if (!environment.problem.empty()) return environment.problem;
+  if (environment.no_launcher) return environment.doubt.empty() ? "alone" : environment.doubt;
+  std::string text;
+  for (const auto* setting :
+       {&environment.rank, &environment.world_size, &environment.local_rank,
+        &environment.master_addr}) {
+    text += (text.empty() ? "" : " ") + (*setting ? (*setting)->value : "-");
+  }
+  return text;
+}
+
+const Engine kEngines[] = {
+    {"Azure ML, Ray",
+     {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "h"}},
+     "1 2 1 h"},
+    {"PyTorchJob, Volcano",
+     {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"PET_NPROC_PER_NODE", "1"}},
+     "1 2 - h"},
+    {"PyTorchJob with nprocPerNode",
+     {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h"}, {"PET_NPROC_PER_NODE", "2"}},
+     "expected LOCAL_RANK in the environment beside PET_NPROC_PER_NODE=\"2\", got nothing"},
+    {"PyTorchJob with nprocPerNode, torchrun in it",
+     {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"PET_NPROC_PER_NODE", "2"}},
+     "3 4 1 -"},
+    {"TrainJob",
+     {{"PET_NNODES", "2"}, {"PET_NPROC_PER_NODE", "1"}, {"JOB_COMPLETION_INDEX", "1"}},
+     "got only PET_NNODES=\"2\", so there are 2 processes or hosts. Run ddprun ./train in each "
+     "pod"},
+    {"TrainJob, elastic", {{"PET_NNODES", "1:4"}}, "got only PET_NNODES=\"1:4\", so there are 4"},
+    {"TrainJob of one pod",
+     {{"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "2"}},
+     "got only PET_NPROC_PER_NODE=\"2\""},
+    {"TrainJob of one process",
+     {{"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "1"}, {"JOB_COMPLETION_INDEX", "0"}},
+     "alone"},
+    {"indexed Job, JobSet",
+     {{"JOB_COMPLETION_INDEX", "1"}, {"KUBERNETES_PORT", "tcp://10.96.0.1:443"}},
+     "got only JOB_COMPLETION_INDEX=\"1\", so there are several processes or pods. Run ddprun"},
+    {"indexed Job's first pod",
+     {{"JOB_COMPLETION_INDEX", "0"}},
+     "a world of one rank, but with JOB_COMPLETION_INDEX=\"0\" it may be the first of several"},
+    {"ddprun in an indexed Job",
+     {{"JOB_COMPLETION_INDEX", "1"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}},
+     "2 4 0 -"},
+    {"MVAPICH2",
+     {{"MV2_COMM_WORLD_RANK", "1"},
+      {"MV2_COMM_WORLD_SIZE", "2"},
+      {"MV2_COMM_WORLD_LOCAL_RANK", "1"},
+      {"MV2_COMM_WORLD_LOCAL_SIZE", "2"}},
+     "1 2 1 127.0.0.1"},
+    {"Intel MPI",
+     {{"PMI_RANK", "1"},
+      {"PMI_SIZE", "2"},
+      {"MPI_LOCALRANKID", "0"},
+      {"MPI_LOCALNRANKS", "1"},
+      {"I_MPI_INFO_NP", "2"}},
+     "1 2 0 -"},
+    {"PALS",
+     {{"PALS_RANKID", "1"},
+      {"PALS_LOCAL_RANKID", "1"},
+      {"PALS_LOCAL_SIZE", "2"},
+      {"PMI_RANK", "1"},
+      {"PMI_SIZE", "2"},
+      {"PMI_LOCAL_RANK", "1"},
+      {"PMI_LOCAL_SIZE", "2"}},
+     "1 2 1 127.0.0.1"},
+    {"PALS with PMIx",
+     {{"PALS_RANKID", "1"},
+      {"PALS_LOCAL_RANKID", "1"},
+      {"PALS_LOCAL_SIZE", "2"},
+      {"PMIX_RANK", "1"}},
+     "1 - 1 -"},
+    {"Cray's PMI",
+     {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_LOCAL_RANK", "0"}, {"PMI_LOCAL_SIZE", "1"}},
+     "1 2 0 -"},
+    {"Flux",
+     {{"FLUX_TASK_RANK", "1"},
+      {"FLUX_TASK_LOCAL_ID", "1"},
+      {"FLUX_JOB_SIZE", "2"},
+      {"FLUX_JOB_NNODES", "1"},
+      {"FLUX_JOB_ID", "f1"},
+      {"PMI_RANK", "1"},
+      {"PMI_SIZE", "2"},
+      {"PMI_FD", "9"}},
+     "1 2 1 127.0.0.1"},
+    {"Flux over two hosts, without PMI",
+     {{"FLUX_TASK_RANK", "1"},
+      {"FLUX_TASK_LOCAL_ID", "0"},
+      {"FLUX_JOB_SIZE", "2"},
+      {"FLUX_JOB_NNODES", "2"}},
+     "1 2 0 -"},
+    {"LSF's jsrun",
+     {{"JSM_NAMESPACE_RANK", "1"},
+      {"JSM_NAMESPACE_SIZE", "2"},
+      {"JSM_NAMESPACE_LOCAL_RANK", "1"},
+      {"JSM_NAMESPACE_LOCAL_SIZE", "2"},
+      {"LSB_JOBID", "7"},
+      {"PMIX_RANK", "1"}},
+     "1 2 1 127.0.0.1"},
+    {"LSF's blaunch",
+     {{"LSB_JOBID", "7"}, {"LSB_DJOB_NUMPROC", "2"}, {"LSF_PM_TASKID", "2"}},
+     "got only LSB_DJOB_NUMPROC=\"2\""},
+    {"LSF, one process with two cores", {{"LSB_JOBID", "7"}, {"LSB_DJOB_NUMPROC", "2"}}, "alone"},
+    {"PBS' pbsdsh",
+     {{"PBS_JOBID", "7"}, {"PBS_NODENUM", "1"}, {"PBS_TASKNUM", "2"}},
+     "got only PBS_TASKNUM=\"2\""},
+    {"PBS' script", {{"PBS_JOBID", "7"}, {"PBS_NODENUM", "0"}, {"PBS_TASKNUM", "1"}}, "alone"},
+    {"PRRTE", {{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "p-1@1"}}, "got only PMIX_RANK=\"0\""},
+    {"Horovod",
+     {{"HOROVOD_RANK", "1"},
+      {"HOROVOD_SIZE", "2"},
+      {"HOROVOD_LOCAL_RANK", "1"},
+      {"HOROVOD_LOCAL_SIZE", "2"},
+      {"HOROVOD_GLOO_RENDEZVOUS_PORT", "9"}},
+     "1 2 1 127.0.0.1"},
+    {"SageMaker",
+     {{"SM_HOSTS", R"(["algo-1","algo-2"])"}, {"SM_CURRENT_HOST", "algo-2"}},
+     R"(got only SM_HOSTS="["algo-1","algo-2"]", so there are 2 processes or hosts. Run ddprun)"},
+    {"SageMaker, one host", {{"SM_HOSTS", R"(["algo-1"])"}}, "alone"},
+    {"Vertex",
+     {{"CLUSTER_SPEC",
+       R"({"cluster":{"workerpool0":["a:1"],"workerpool1":["b:1"]},"task":{"type":"workerpool1"}})"}},
+     "so there are 2 processes or hosts"},
+    {"Vertex, one host",
+     {{"CLUSTER_SPEC", R"({"cluster":{"workerpool0":["a:1"]},"job":{"args":["--x","y"]}})"}},
+     "alone"},
+    {"TF_CONFIG",
+     {{"TF_CONFIG", R"({"cluster":{"worker":["a:1","b:1"]},"task":{"type":"worker","index":1}})"}},
+     "got only TF_CONFIG="},
+    {"SkyPilot",
+     {{"SKYPILOT_NUM_NODES", "2"}, {"SKYPILOT_NODE_RANK", "1"}},
+     "got only SKYPILOT_NUM_NODES=\"2\", so there are 2 processes or hosts. Run ddprun -n RANKS"},
+    {"SkyPilot, one host", {{"SKYPILOT_NUM_NODES", "1"}, {"SKYPILOT_NODE_RANK", "0"}}, "alone"},
+    {"AWS Batch",
+     {{"AWS_BATCH_JOB_NUM_NODES", "2"}, {"AWS_BATCH_JOB_NODE_INDEX", "1"}},
+     "got only AWS_BATCH_JOB_NUM_NODES=\"2\""},
+    {"Azure Batch",
+     {{"AZ_BATCH_NODE_LIST", "10.0.0.4;10.0.0.5"}, {"AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5"}},
+     "got only AZ_BATCH_NODE_LIST=\"10.0.0.4;10.0.0.5\""},
+    {"Azure Batch, one host", {{"AZ_BATCH_NODE_LIST", "10.0.0.4"}}, "alone"},
+    {"a Kubernetes service named master",
+     {{"MASTER_PORT", "tcp://10.0.0.11:6379"}, {"MASTER_SERVICE_HOST", "10.0.0.11"}},
+     "alone"},
+    {"srun", kSlurm, "5 8 1 gpu07"},
+    {"salloc's shell",
+     {{"SLURM_JOB_ID", "4"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}},
+     "alone"},
+    {"salloc's shell in a step of its own",
+     {{"SLURM_PROCID", "0"},
+      {"SLURM_NTASKS", "4"},
+      {"SLURM_STEP_ID", "4294967290"},
+      {"PMI_RANK", "0"},
+      {"PMI_SIZE", "1"}},
+     "alone"},
+    {"mpirun in salloc's shell",
+     with(
+         kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "4294967290"}}),
+     "1 2 1 127.0.0.1"},
+    {"sbatch's script",
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "4"}},
+     "expected srun to start the ranks, got the batch script itself, which SLURM runs once: "
+     "SLURM_NTASKS is 4"},
+    {"sbatch's script as a step",
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "4294967291"}},
+     "SLURM_NTASKS is 4"},
+    {"sbatch's script, hosts without tasks",
+     {{"SLURM_PROCID", "0"}, {"SLURM_JOB_NUM_NODES", "2"}},
+     "SLURM_JOB_NUM_NODES is 2"},
+    {"sbatch's script of one task",
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NODELIST", "n1"}},
+     "0 1 - n1"},
+    {"sbatch's script without tasks", {{"SLURM_PROCID", "0"}, {"SLURM_NNODES", "1"}}, "alone"},
+    {"ddprun in sbatch's script",
+     {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}},
+     "1 2 - -"},
+};
+
+}  // namespace
+
+TEST_CASE("each engine's processes are numbered, or none of them trains", "[comm][pure][errors]") {
+  for (const auto& engine : kEngines) {
+    CAPTURE(engine.name);
+    const bool is_text = engine.expected.size() > 30;
+    const auto found = text_of(read(engine.variables));
+    if (is_text || found.size() > 30) {
+      CHECK_THAT(found, ContainsText(engine.expected));
+    } else {
+      CHECK(found == engine.expected);
+    }
+  }
+}
+
+TEST_CASE("a variable that shows a launcher is known", "[comm][pure]") {
+  CHECK(name(read({{"RANK", "1"}}).sign) == "RANK");
+  CHECK(name(read({{"WORLD_SIZE", "2"}}).sign) == "WORLD_SIZE");
+  CHECK(name(read({{"MASTER_ADDR", "h"}}).sign) == "MASTER_ADDR");
+  CHECK(name(read({{"FLUX_JOB_SIZE", "2"}}).sign) == "FLUX_JOB_SIZE");
+  CHECK(read({{"FLUX_JOB_SIZE", "2"}}).rank_name == "FLUX_TASK_RANK");
+  CHECK_FALSE(read({}).sign);
+}
+
+TEST_CASE("a long variable is shortened in the text", "[comm][pure][errors]") {
+  std::string hosts = "a";
+  for (int i = 0; i < 1000; ++i) hosts += ";a";
+  const auto problem = read({{"AZ_BATCH_NODE_LIST", hosts}}).problem;
+  CHECK_THAT(problem, ContainsText("a;a;...\", so there are 1001 processes or hosts"));
+  CHECK(problem.size() < 700);
+}
+
+TEST_CASE("in Kubernetes hosts may get their names late", "[comm][pure]") {
+  CHECK(read({{"KUBERNETES_SERVICE_HOST", "10.0.0.1"}}).names_come_late);
+  CHECK_FALSE(read({}).names_come_late);
 }

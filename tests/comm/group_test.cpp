@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <future>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -15,6 +16,7 @@
 #include "comm/backends/gpu_assignment.h"
 #include "comm/backends/nccl/nccl.h"
 #include "comm/group/group_builder.h"
+#include "comm/group/monitored_group.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
@@ -370,13 +372,30 @@ TEST_CASE("the local rank is the launcher's, or 0 in a world of one", "[comm][er
       ddp::local_rank_of(environment, 2),
       ContainsText("expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID in the "
                    "environment, got none of them in a world of 2 ranks"));
+  CHECK(ddp::local_rank_of(environment, 2, 1) == 1);
   environment.local_rank = ddp::Setting{"SLURM_LOCALID", "3"};
+  CHECK(ddp::local_rank_of(environment, 8, 1) == 3);
   CHECK(ddp::local_rank_of(environment, 8) == 3);
   environment.local_rank = ddp::Setting{"LOCAL_RANK", "x"};
   CHECK_THROWS_WITH(
       ddp::local_rank_of(environment, 8),
       ContainsText(
           "LOCAL_RANK: expected a whole number of at least 0, got \"x\". Correct it, or start"));
+}
+
+TEST_CASE(
+    "ranks without a launcher's local rank count those of their host", "[comm][ranks][once]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::future<std::optional<int>>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto options =
+        ProcessGroupOptions().backend("gloo").store(store).rank(rank).world_size(3).timeout(20s);
+    ranks.push_back(std::async(std::launch::async, [options] {
+      const auto group = ddp::make_process_group(options);
+      return dynamic_cast<const ddp::MonitoredGroup&>(*group).recipe().local_rank;
+    }));
+  }
+  for (int rank = 0; rank < 3; ++rank) CHECK(ranks[rank].get() == rank);
 }
 
 TEST_CASE(

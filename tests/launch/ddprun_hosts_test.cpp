@@ -31,6 +31,30 @@ std::vector<std::string> host(
 
 }  // namespace
 
+TEST_CASE("hosts find their place in PET_* variables", "[process]") {
+  const ReservedPort endpoint;
+  const auto pod = [&](int node) {
+    auto command = ddprun_sh({"-n", "2"}, kSayPlace);
+    const std::vector<std::string> variables = {
+        "env",
+        "PET_NNODES=2",
+        "PET_NPROC_PER_NODE=1",
+        "PET_NODE_RANK=" + std::to_string(node),
+        "PET_MASTER_ADDR=127.0.0.1",
+        "PET_MASTER_PORT=" + std::to_string(endpoint.port())};
+    command.insert(command.begin(), variables.begin(), variables.end());
+    return command;
+  };
+  Process second(pod(1));
+  Process first(pod(0));
+  const auto all = first.wait().out + second.wait().out;
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK_THAT(
+        all, ContainsText(
+                 "rank " + std::to_string(rank) + " of 4 port " + std::to_string(endpoint.port())));
+  }
+}
+
 TEST_CASE("after a failure the ranks of all hosts start again, with another port", "[process]") {
   const ReservedPort endpoint;
   // Ranks of the host that does not fail would run for ever.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # launchers_test.sh LAUNCHER PATH PROBE: runs PROBE (world_probe) on two ranks under LAUNCHER
-# (ddprun, torchrun or mpirun) and checks that they form one world. The launcher alone sets their
-# variables. PATH is the launcher's, or ends in NOTFOUND.
+# (ddprun, torchrun, mpirun, mpiexec or by_hand) and checks that they form one world. The launcher
+# alone sets their variables. PATH is the launcher's, or ends in NOTFOUND; by_hand's is python3.
 # Exit code: 0 as expected, 1 not, 77 skipped because the launcher is not usable here.
 set -u
 launcher=$1 path=$2 probe=$3
@@ -22,6 +22,16 @@ case $launcher in
   mpirun)
     "$path" --version | grep -q 'Open MPI' || skip "$path is not Open MPI's"
     set -- "$path" -n 2 --allow-run-as-root --oversubscribe "$probe"
+    ;;
+  mpiexec)
+    "$path" --version | grep -q HYDRA || skip "$path is not MPICH's"
+    set -- "$path" -n 2 "$probe"
+    ;;
+  by_hand) # without LOCAL_RANK, as PyTorchJob
+    export PYTHONPATH="$(dirname "$0")/../support" WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
+    MASTER_PORT=$("$path" -B -c 'from free_port import free_port; print(free_port())')
+    export MASTER_PORT
+    set -- sh -c 'RANK=1 "$0" & RANK=0 "$0" || exit; wait $!' "$probe"
     ;;
   *)
     echo "launchers_test.sh: unknown launcher '$launcher'"

@@ -1,6 +1,7 @@
 #include "launch/options.h"
 
 #include <chrono>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,14 +15,20 @@ using Words = std::vector<std::string>;
 
 namespace {
 
+using PetVariables = std::map<std::string, std::string>;
+
 struct Parse {
-  explicit Parse(const Words& words) {
+  explicit Parse(const Words& words, const PetVariables& variables = {}) {
     std::vector<const char*> argv = {"ddprun"};
     for (const auto& word : words) argv.push_back(word.c_str());
     std::ostringstream out_stream;
     std::ostringstream err_stream;
-    const auto parsed =
-        parse_options(static_cast<int>(argv.size()), argv.data(), out_stream, err_stream);
+    const auto parsed = parse_options(
+        static_cast<int>(argv.size()), argv.data(), out_stream, err_stream,
+        [&](const std::string& name) {
+          const auto found = variables.find(name);
+          return found == variables.end() ? nullptr : found->second.c_str();
+        });
     accepted = parsed.options.has_value();
     if (accepted) options = *parsed.options;
     exit_code = parsed.exit_code;
@@ -152,4 +159,90 @@ TEST_CASE("--help lists every option and --version prints the version", "[pure]"
   const Parse version({"--version"});
   CHECK(version.exit_code == 0);
   CHECK_THAT(version.out, Catch::Matchers::StartsWith("ddprun ") && ContainsText("."));
+}
+
+namespace {
+
+// As Kubeflow's TrainJob has them in its second pod.
+const PetVariables kTrainJob{
+    {"PET_NNODES", "2"},
+    {"PET_NPROC_PER_NODE", "3"},
+    {"PET_NODE_RANK", "1"},
+    {"PET_MASTER_ADDR", "train-node-0-0.train"},
+    {"PET_MASTER_PORT", "29400"}};
+
+PetVariables with_pet(PetVariables variables, const PetVariables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+}  // namespace
+
+TEST_CASE("PET_* variables are the defaults of options", "[pure]") {
+  const Parse parse({"p"}, kTrainJob);
+  REQUIRE(parse.accepted);
+  CHECK(parse.options.nodes == 2);
+  CHECK(parse.options.local_ranks == 3);
+  CHECK(parse.options.node_rank == 1);
+  CHECK(parse.options.master_addr == "train-node-0-0.train");
+  CHECK(parse.options.master_port == 29400);
+  CHECK(parse.options.max_restarts == 0);
+
+  const auto restarts =
+      Parse({"p"}, with_pet(kTrainJob, {{"PET_MAX_RESTARTS", "4"}, {"PET_LOG_DIR", "logs"}}));
+  CHECK(restarts.options.max_restarts == 4);
+  CHECK(restarts.options.log_dir == "logs");
+}
+
+TEST_CASE("the command line wins over PET_* variables", "[pure]") {
+  CHECK(Parse({"-n", "2", "p"}, kTrainJob).options.local_ranks == 2);
+  CHECK(Parse({"-n", "2", "p"}, kTrainJob).options.nodes == 2);
+  CHECK(Parse({"--node-rank", "0", "p"}, kTrainJob).options.node_rank == 0);
+  const auto address = Parse({"--master-addr", "h", "p"}, kTrainJob).options;
+  CHECK(address.master_addr == "h");
+  CHECK(address.master_port == 29400);
+  CHECK(Parse({"--rdzv-endpoint", "h:7", "p"}, kTrainJob).options.master_addr == "h");
+  const auto endpoint = with_pet(kTrainJob, {{"PET_RDZV_ENDPOINT", "e:8"}});
+  CHECK(Parse({"p"}, endpoint).options.master_addr == "e");
+  const auto other_form =
+      Parse({"--master-addr", "h", "--master-port", "9", "p"}, endpoint).options;
+  CHECK(other_form.master_addr == "h");
+  CHECK(other_form.master_port == 9);
+}
+
+TEST_CASE("one host of the command line takes no hosts of PET_* variables", "[pure]") {
+  for (const Words& words : {Words{"--standalone", "p"}, Words{"--nnodes", "1", "p"}}) {
+    const Parse parse(words, kTrainJob);
+    CAPTURE(parse.err);
+    REQUIRE(parse.accepted);
+    CHECK(parse.options.nodes == 1);
+    CHECK(parse.options.node_rank == 0);
+    CHECK(parse.options.master_port == 0);
+    CHECK(parse.options.local_ranks == 3);
+  }
+  const auto standalone = Parse({"p"}, with_pet(kTrainJob, {{"PET_STANDALONE", "1"}}));
+  REQUIRE(standalone.accepted);
+  CHECK(standalone.options.nodes == 1);
+  CHECK(Parse({"--coordinate", "29600", "--max-ranks", "8"}, kTrainJob).accepted);
+}
+
+TEST_CASE("a bad PET_* variable is an error that names it", "[pure][errors]") {
+  const auto error = [](const Words& words, const PetVariables& more) {
+    const Parse parse(words, with_pet(kTrainJob, more));
+    CHECK(parse.exit_code == kBadUsage);
+    return parse.err;
+  };
+  CHECK_THAT(
+      error({"p"}, {{"PET_NNODES", "1:4"}}),
+      ContainsText("ddprun: PET_NNODES: expected a whole number from 1 to 65536, got '1:4'. Give "
+                   "--nnodes on the command line"));
+  CHECK_THAT(error({"p"}, {{"PET_NPROC_PER_NODE", "gpus"}}), ContainsText("PET_NPROC_PER_NODE: "));
+  CHECK_THAT(
+      error({"p"}, {{"PET_RDZV_BACKEND", "etcd-v2"}}),
+      ContainsText("PET_RDZV_BACKEND: expected static or c10d, got 'etcd-v2'"));
+  CHECK_THAT(error({"p"}, {{"PET_NODE_RANK", "2"}}), ContainsText("--node-rank: expected less"));
+  // Not needed, so it does no harm.
+  CHECK(Parse({"-n", "2", "p"}, with_pet(kTrainJob, {{"PET_NPROC_PER_NODE", "gpu"}})).accepted);
+  CHECK(Parse({"p"}, with_pet(kTrainJob, {{"PET_NNODES", ""}, {"PET_NODE_RANK", ""}})).accepted);
+  CHECK(Parse({"p"}, {}).exit_code == kBadUsage);
 }

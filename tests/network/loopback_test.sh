@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# loopback_test.sh DDPRUN MINIMAL: hosts whose loopback interface is down, or has no IPv4 address.
+# loopback_test.sh DDPRUN MINIMAL: hosts whose loopback interface is down, or has no IPv4 address; a
+# rank 0 that is on another host than MASTER_ADDR.
 # Exit code: 0 as expected, 1 not, 77 skipped because this user cannot make a network.
 set -uo pipefail
 ddprun=$1 minimal=$2
@@ -26,4 +27,20 @@ expect "two ranks over IPv6, which may be replaced" "y = " "$(only_v6 "$ddprun" 
 expect "an address that the host lacks" \
   "expected an address that a loopback interface has, got 127.0.0.1 on rank 0 of 2, which this one lacks. Set MASTER_ADDR (or the host in tcp://) to ::1" \
   "$(MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 RANK=0 WORLD_SIZE=2 only_v6 "$minimal")"
-echo "loopback interfaces: down, and without IPv4"
+
+# Rank 0 is on 10.86.1.1, and the others look for it on 10.86.1.2, another host.
+own=ddpown$$ other=ddpother$$
+beside() { # COMMAND...
+  ip link add eth0 netns "$own" type veth peer name eth0 netns "$other" &&
+    ip -n "$own" addr add 10.86.1.1/24 dev eth0 && ip -n "$own" link set eth0 up &&
+    ip -n "$other" addr add 10.86.1.2/24 dev eth0 && ip -n "$other" link set eth0 up &&
+    ip netns exec "$own" "$@" 2>&1
+}
+if ip netns add "$own" 2>/dev/null; then
+  trap 'ip netns del "$own"; ip netns del "$other"' EXIT
+  ip netns add "$other" && ip -n "$own" link set lo up
+  expect "a rank 0 beside its address" \
+    "expected rank 0 on the host of MASTER_ADDR (or tcp://), \"10.86.1.2\" with 10.86.1.2, got a host with 10.86.1.1, 127.0.0.1 on rank 0 of 2, and nothing answers there at port 29500: Connection refused" \
+    "$(MASTER_ADDR=10.86.1.2 MASTER_PORT=29500 RANK=0 WORLD_SIZE=2 beside "$minimal")"
+fi
+echo "loopback interfaces: down, and without IPv4; a rank 0 beside its address"

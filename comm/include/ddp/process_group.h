@@ -164,10 +164,13 @@ DDP_API int get_world_size(const GroupArg& group = {});
 
 /// This process's number among the launcher's processes on this host, from 0.
 ///
-/// The value of LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, else SLURM_LOCALID; 0 in a process
-/// that is alone or was not launched.
+/// The value of LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, or that of another launcher. Where
+/// none gave it, the number of lower ranks of the default group on this host, which
+/// init_process_group() counts; containers count as hosts. 0 in a process that is alone or was not
+/// launched, and without a launcher's value before init_process_group().
 ///
-/// \throws c10::Error  when none is set and there are several ranks.
+/// \throws c10::Error  when none is set and the default group is another library's, of several
+///         ranks.
 DDP_API int get_local_rank();
 
 }  // namespace ddp

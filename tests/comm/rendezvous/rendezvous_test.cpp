@@ -12,8 +12,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/rendezvous/wait_for_listener.h"
+#include "support/error_of.h"
 #include "support/listening.h"
 #include "support/taken_port.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -23,6 +25,9 @@ using ddp::Setting;
 using namespace ddp::testing;
 
 namespace {
+
+// No host's: RFC 5737 reserves it for documentation.
+constexpr const char* kNowhere = "192.0.2.1";
 
 Environment launched(const std::string& rank, const std::string& world_size) {
   Environment environment;
@@ -85,6 +90,27 @@ TEST_CASE("a process without a launcher is a world of one", "[comm][pure][once]"
       ContainsText("expected WORLD_SIZE in the environment"));
 }
 
+TEST_CASE("a process that may be one of several warns", "[comm][pure][once]") {
+  Environment first;
+  first.no_launcher = true;
+  const Warnings quiet;
+  CHECK(rendezvous({}, first).world_size == 1);
+  CHECK(quiet.texts.empty());
+  first.doubt = "JOB_COMPLETION_INDEX";
+  const Warnings warnings;
+  CHECK(rendezvous({}, first).world_size == 1);
+  CHECK(warnings.count("JOB_COMPLETION_INDEX") == 1);
+}
+
+TEST_CASE(
+    "a process that is one of several without a number is an error", "[comm][pure][errors][once]") {
+  Environment one;
+  one.problem = "there are others";
+  CHECK_THROWS_WITH(rendezvous({}, one), ContainsText("there are others"));
+  // The options say what the environment does not.
+  CHECK(rendezvous(over_store().rank(1).world_size(2), one).rank == 1);
+}
+
 TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure][errors][once]") {
   const auto message_of = [](const ProcessGroupOptions& options, const Environment& environment) {
     try {
@@ -135,6 +161,13 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
           ContainsText("ddprun") && ContainsText("world_size()"));
   CHECK_THAT(
       message_of(over_store().world_size(2), {}), ContainsText("expected RANK in the environment"));
+  auto half = launched("1", "2");
+  half.world_size.reset();
+  half.sign = half.rank;
+  CHECK_THAT(
+      message_of(over_store(), half),
+      ContainsText(
+          "expected WORLD_SIZE in the environment, got nothing, while RANK is \"1\". Start"));
   CHECK_THAT(
       message_of(over_store().timeout(std::chrono::milliseconds(0)), launched("0", "1")),
       ContainsText("timeout(): expected more than 0 ms, got 0 ms. Give what the slowest rank"));
@@ -265,6 +298,31 @@ TEST_CASE("a host that does not resolve is an error before the deadline", "[comm
   CHECK(took >= std::chrono::milliseconds(200));
   CHECK(took < std::chrono::seconds(5));
   CHECK(ddp::wait_for_address("127.0.0.1", deadline).empty());
+  // In Kubernetes a pod gets its name when a node has room for it.
+  CHECK(ddp::unknown_host_timeout(false, deadline) == ddp::kUnknownHostTimeout);
+  CHECK(ddp::unknown_host_timeout(true, deadline) == std::chrono::seconds(20));
+}
+
+TEST_CASE("addresses that no interface of this host has are elsewhere", "[comm][once]") {
+  const ddp::Deadline deadline(std::chrono::seconds(20));
+  CHECK(ddp::addresses_elsewhere("127.0.0.1", deadline).empty());
+  CHECK(ddp::addresses_elsewhere("no..host", deadline).empty());
+  CHECK(ddp::addresses_elsewhere(kNowhere, deadline) == std::vector<std::string>{kNowhere});
+}
+
+TEST_CASE("a rank 0 that is not at MASTER_ADDR is an error in time", "[comm][errors][once]") {
+  auto environment = launched("0", "2");
+  environment.master_addr = Setting{"MASTER_ADDR", kNowhere};
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(free_port())};
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = ddp::testing::error_of<c10::Error>(
+      [&] { rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(2)), environment); });
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  CHECK_THAT(
+      text, ContainsText("expected rank 0 on the host of MASTER_ADDR (or tcp://), \"192.0.2.1\"") &&
+                ContainsText(" on rank 0 of 2, and nothing answers there at port ") &&
+                ContainsText("Start rank 0 on that host"));
+  CHECK(text.find("Exception raised from") == std::string::npos);
 }
 
 TEST_CASE("a file that cannot be created is an error that names it", "[comm][errors][once]") {

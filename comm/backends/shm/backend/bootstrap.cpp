@@ -1,15 +1,15 @@
 #include "bootstrap.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <fstream>
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include <ATen/core/functional.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -98,19 +98,10 @@ struct Hosts {
   size_t controls() const { return are_several() ? 2 : 1; }
 };
 
-std::string namespace_of(const char* kind) {
-  struct stat info {};
-  const auto path = ddp::str("/proc/self/ns/", kind);
-  return ::stat(path.c_str(), &info) == 0 ? std::to_string(info.st_ino) : "?";
-}
-
-// Processes with the same name run on one kernel and see each other's process ids. The names of
-// containers and network namespaces differ, so these can represent hosts.
 std::string name_of_host() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  DDP_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
-  return ddp::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
+  auto name = host_identity();
+  DDP_CHECK(!name.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
+  return name;
 }
 
 std::string to_text(const ArenaLocation& location) {

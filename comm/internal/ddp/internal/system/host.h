@@ -4,8 +4,10 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 
 #include <ddp/internal/system/fd.h>
@@ -17,6 +19,20 @@ inline std::string host_name() {
   char name[256] = {};
   const bool known = ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0';
   return known ? name : "localhost";
+}
+
+/// Equal in processes that run on one kernel and see each other's process ids and addresses. Other
+/// containers and network namespaces have another one, so these can represent hosts. Empty if the
+/// kernel does not tell.
+inline std::string host_identity() {
+  std::string identity;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity;
+  if (identity.empty()) return "";
+  for (const char* kind : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    struct stat info {};
+    identity += "/" + (::stat(kind, &info) == 0 ? std::to_string(info.st_ino) : "?");
+  }
+  return identity;
 }
 
 /// Whether this host has a numeric address.

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+namespace ddp::launch {
+
+/// Looks a variable of the environment up, as getenv does.
+using Variables = std::function<const char*(const char* name)>;
+
+/// Gives options that the command line lacks the values of PET_* variables: PET_NNODES for
+/// `--nnodes`. torchrun reads them in the same way, and Kubeflow tells a pod its place by them.
+///
+/// The command line wins: one that says that there is one host takes none that is about hosts, and
+/// where it has an endpoint in one form, the variables of the other form do not count.
+///
+/// \param app  after it has parsed the command line. Variables of options that it lacks are
+/// ignored. \param nodes  as the command line says. \throws CLI::ValidationError  naming the
+/// variable, the rule and the value.
+void take_pet_variables(CLI::App& app, int nodes, const Variables& variables);
+
+}  // namespace ddp::launch
