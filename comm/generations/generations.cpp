@@ -11,6 +11,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include <ddp/elastic_errors.h>
 #include <ddp/internal/check.h>
@@ -201,8 +202,11 @@ struct Generations::Impl {
     return job;
   }
 
-  /// Waits for the coordinator's reason. On the thread of a collective that failed.
-  std::string report_failure(int64_t generation, const std::string& why) {
+  /// Waits for the coordinator's reason, or accuses the ranks that are to blame. On the thread of a
+  /// collective that failed.
+  std::string report_failure(
+      const GenerationForm& form, const std::string& why, const FindBlamed& find_blamed) {
+    const auto generation = form.number;
     const auto ended_with = [&](milliseconds at_most) -> std::optional<std::string> {
       const auto until = std::chrono::steady_clock::now() + at_most;
       std::optional<std::string> reason;
@@ -214,7 +218,12 @@ struct Generations::Impl {
       return reason;
     };
     if (auto reason = ended_with(kReasonWithin)) return *reason;
-    link.with([&](Member& member, Member::Time now) { member.lost(now, generation, 0, why); });
+    std::vector<membership::ProcessId> accused;
+    const auto blamed = find_blamed ? find_blamed() : std::vector<int>();
+    for (const int rank : blamed) accused.push_back(form.processes[static_cast<size_t>(rank)]);
+    link.with([&](Member& member, Member::Time now) {
+      member.lost(now, generation, std::move(accused), why);
+    });
     return ended_with(kAnswerWithin).value_or(why);
   }
 
@@ -330,7 +339,7 @@ std::optional<GenerationForm> Generations::next(const HeldState& held) {
         member.report(member.generation(), held.applied, held.turns, holding_of(held.kind));
       }
       // The coordinator knows of no failure yet.
-      if (goes_on) member.lost(now, impl_->generation, 0, "a call of this rank failed");
+      if (goes_on) member.lost(now, impl_->generation, {}, "a call of this rank failed");
     });
     link.wait_until([&](const Member& member) { return member.stage() != stage; });
   }
@@ -342,10 +351,10 @@ ProcessGroup Generations::meet(const GenerationForm& form) {
     auto options = impl_->options_for(form);
     GenerationOfJob generation;
     generation.number = form.number;
-    generation.report = [impl = std::weak_ptr(impl_),
-                         number = form.number](const std::string& why) {
+    generation.report = [impl = std::weak_ptr(impl_), form](
+                            const std::string& why, const FindBlamed& find_blamed) {
       const auto alive = impl.lock();
-      return alive ? alive->report_failure(number, why) : why;
+      return alive ? alive->report_failure(form, why, find_blamed) : why;
     };
     group = impl_->meeting.run(
         [options = std::move(options), generation = std::move(generation)] {
@@ -354,7 +363,7 @@ ProcessGroup Generations::meet(const GenerationForm& form) {
         [this] { return has_ended(); });
   } catch (const c10::Error& error) {
     impl_->link.with([&](Member& member, Member::Time now) {
-      member.lost(now, form.number, 0, text_of(error));
+      member.lost(now, form.number, {}, text_of(error));
     });
     return {};
   }

@@ -99,7 +99,7 @@ ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds tim
   job.rank = rank;
   job.size = size;
   job.generation.number = -1;
-  job.generation.report = [](const std::string& why) { return why; };
+  job.generation.report = [](const std::string& why, const FindBlamed&) { return why; };
   GroupRecipe recipe;
   recipe.timeout = timeout;
   recipe.world_ranks = numbers_up_to(size);

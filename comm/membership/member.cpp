@@ -54,6 +54,15 @@ void Member::introduce() {
 
 void Member::resend_state() {
   if (stage_ == Stage::Ready) send(Waits{});
+  if (stage_ == Stage::Reported) send(report_);
+  const bool meets = stage_ == Stage::Placed || stage_ == Stage::Met;
+  if (meets && form_.members.front().id == hello_.id && !store_.empty()) {
+    send(Store{generation_, store_});
+  }
+  if (stage_ == Stage::Met) send(Met{generation_});
+  const bool trains = stage_ == Stage::Training || stage_ == Stage::Paused || stage_ == Stage::Done;
+  if (trains) send(Entered{generation_});
+  if (stage_ == Stage::Broken) send(lost_);
   if (stage_ == Stage::Paused) send(Pauses{generation_});
   if (stage_ == Stage::Done) send(Done{});
   if (leaves_) send(Leaves{});
@@ -80,8 +89,8 @@ void Member::take(Time /*now*/, const Reached& reached) { reached_at_ = reached.
 void Member::take(Time /*now*/, const Change& /*change*/) { change_ = true; }
 
 void Member::take(Time /*now*/, const Gather& gather) {
-  const bool is_member = stage_ >= Stage::Asked;
-  if (!is_member || gather.generation <= generation_) return;
+  // One that is ready hears of it where the line that made it a member was lost.
+  if (stage_ < Stage::Ready || gather.generation <= generation_) return;
   generation_ = gather.generation;
   stage_ = Stage::Asked;
   why_ = gather.why.value;
@@ -159,7 +168,8 @@ void Member::ready() {
 void Member::report(int64_t generation, int64_t applied, int64_t turns, Holding holding) {
   if (stage_ != Stage::Asked || generation != generation_) return;
   stage_ = Stage::Reported;
-  send(Report{generation, applied, turns, holding});
+  report_ = {generation, applied, turns, holding};
+  send(report_);
 }
 
 void Member::store(const std::string& address) {
@@ -180,12 +190,14 @@ void Member::entered(int64_t generation) {
   send(Entered{generation});
 }
 
-void Member::lost(Time now, int64_t generation, ProcessId id, const std::string& why) {
+void Member::lost(
+    Time now, int64_t generation, std::vector<ProcessId> accused, const std::string& why) {
   const bool has_group = stage_ >= Stage::Placed && stage_ < Stage::Over;
   if (!has_group || stage_ == Stage::Broken || generation != generation_) return;
   stage_ = Stage::Broken;
   if (!connected_) heard_ = now;
-  send(Lost{generation, id, {why}});
+  lost_ = {generation, std::move(accused), {why}};
+  send(lost_);
 }
 
 void Member::threw(int64_t applied, const std::string& why) {

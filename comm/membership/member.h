@@ -57,8 +57,8 @@ class Member {
   void store(const std::string& address);
   void met(int64_t generation);
   void entered(int64_t generation);
-  /// The group of the generation failed. \param id  who is to blame; 0: none is known.
-  void lost(Time now, int64_t generation, ProcessId id, const std::string& why);
+  /// The group of the generation failed. \param accused  who is to blame, as far as it is known.
+  void lost(Time now, int64_t generation, std::vector<ProcessId> accused, const std::string& why);
   void threw(int64_t applied, const std::string& why);
   void pause(Time now, int64_t generation);
   void leave();
@@ -110,6 +110,8 @@ class Member {
   int64_t generation_ = 0;
   Form form_;
   std::string store_;
+  Report report_;  // the last ones, for a coordinator that did not get them
+  Lost lost_;
   std::string reached_at_;
   bool change_ = false;
   bool leaves_ = false;

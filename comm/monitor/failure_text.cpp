@@ -124,6 +124,21 @@ std::string GroupMonitor::describe_gone_ranks(milliseconds at_most) {
       hosted ? ddp::str(" (rank ", job.store_host(), " hosts the store)") : "", errors_of(gone));
 }
 
+/// The ranks that have ended, or left; after a timeout those that wait nowhere, as a rank that
+/// hangs in the user's code. On the thread whose wait failed.
+std::vector<int> GroupMonitor::blamed_ranks() {
+  auto& job = *setup_.job;
+  auto blamed = job.find_gone(job_ranks(), kProbeTimeout);
+  if (!blamed.empty()) return blamed;
+  if (!is_timeout(job.late_waits().reported_for(), setup_.timeout)) return {};
+  const auto waiting = waiting_ranks();
+  for (size_t rank = 0; rank < waiting.size(); ++rank) {
+    const int in_job = job_rank(static_cast<int>(rank));
+    if (waiting[rank].where.empty() && in_job != job.rank()) blamed.push_back(in_job);
+  }
+  return blamed;
+}
+
 /// " (rank 3: ...)" with what threw on these ranks before they left; "" if nothing is known.
 std::string GroupMonitor::errors_of(const std::vector<int>& ranks) {
   auto& job = *setup_.job;

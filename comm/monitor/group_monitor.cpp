@@ -184,7 +184,8 @@ void GroupMonitor::throw_aborted(const std::string& why) {
 }
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
-  if (is_watching()) return setup_.job->fail(without_full_stop(why));
+  const auto find_blamed = [this] { return blamed_ranks(); };
+  if (is_watching()) return setup_.job->fail(without_full_stop(why), find_blamed);
   if (setup_.job->is_rank()) setup_.job->note_error(without_full_stop(why));
   return why;
 }

@@ -232,10 +232,10 @@ std::string JobMonitor::record(const std::string& why) {
   }
 }
 
-std::string JobMonitor::fail(std::string why) noexcept {
+std::string JobMonitor::fail(std::string why, const FindBlamed& find_blamed) noexcept {
   try {
     if (const auto failure = this->failure()) return *failure;
-    why = is_generation() ? setup_.generation.report(why) : record(why);
+    why = is_generation() ? setup_.generation.report(why, find_blamed) : record(why);
     {
       const std::lock_guard lock(mutex_);
       if (failure_) return *failure_;

@@ -40,13 +40,17 @@ inline constexpr milliseconds kCheckInterval{50};
 /// How a generation of an elastic job ended on this rank.
 enum class GenerationEnd { RankLost, Fenced, QuorumLost };
 
+/// Finds the ranks that a failure is to be blamed on, in a second or so; none where none is known.
+using FindBlamed = std::function<std::vector<int>()>;
+
 /// The generation of an elastic job whose groups a JobMonitor looks after. A coordinator, and not
 /// the store, which may end with a lost rank, then tells why it failed.
 struct GenerationOfJob {
   int64_t number = 0;  // 0: the job is not elastic; -1: a process that has not joined it yet
-  /// Tells the coordinator that the generation fails on this rank, and returns the coordinator's
-  /// reason; `why` if there is none in a second. On any thread.
-  std::function<std::string(const std::string& why)> report = {};
+  /// Tells the coordinator that the generation fails on this rank, and because of which other ones,
+  /// and returns the coordinator's reason; `why` if there is none in a second. Looks for those only
+  /// where the coordinator has no reason yet. On any thread.
+  std::function<std::string(const std::string& why, const FindBlamed& find_blamed)> report = {};
 };
 
 /// The failure of a job: of all groups that were made of one group, and of that group.
@@ -122,8 +126,9 @@ class JobMonitor {
 
   /// Records why this rank cannot continue, and aborts all groups, in at most three seconds.
   ///
-  /// \return why the job failed: `why`, or the reason that another rank recorded first.
-  std::string fail(std::string why) noexcept;
+  /// \param find_blamed  of an elastic job: ranks that the coordinator is to look after; may be
+  /// empty. \return why the job failed: `why`, or the reason that another rank recorded first.
+  std::string fail(std::string why, const FindBlamed& find_blamed = {}) noexcept;
   /// Has wait_until_failure_is_read() not wait for `ranks`: they did not come for as long as a
   /// group's timeout, as a stopped process.
   void expect_no_reader(const std::vector<int>& ranks);

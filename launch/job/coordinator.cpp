@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <locale>
 #include <stdexcept>
@@ -22,13 +23,32 @@
 namespace ddp::launch {
 namespace {
 
-constexpr std::chrono::seconds kFirstLineLimit(10);
+constexpr std::chrono::seconds kLineLimit(10);
 constexpr std::chrono::seconds kAcceptAgain(1);
-constexpr int kMostSilent = 64;
+constexpr size_t kMostSilent = 64;
 constexpr std::chrono::seconds kLastLinesLimit(2);
 
 [[noreturn]] void fail(const std::string& path, const std::string& why) {
   throw std::runtime_error("--state: expected a file of a coordinator, got " + path + ": " + why);
+}
+
+/// \return errno, or 0.
+int write_to_disk(const std::string& path, const std::string& text) {
+  const Fd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
+  const ssize_t count = file ? ::write(file.get(), text.data(), text.size()) : -1;
+  if (count < 0) return errno;
+  if (static_cast<size_t>(count) < text.size()) return ENOSPC;
+  return ::fsync(file.get()) == 0 ? 0 : errno;
+}
+
+/// A file that was renamed has its name after a loss of power only if its folder is written, too.
+///
+/// \return errno, or 0: some file systems cannot.
+int write_names_to_disk(const std::filesystem::path& folder) {
+  const char* path = folder.empty() ? "." : folder.c_str();
+  const Fd names(::open(path, O_DIRECTORY | O_RDONLY | O_CLOEXEC));
+  if (!names) return errno;
+  return ::fsync(names.get()) == 0 || errno == EINVAL ? 0 : errno;
 }
 
 }  // namespace
@@ -64,12 +84,13 @@ void StateFile::write(const Remembered& state) const {
   for (const auto& place : state.members) text += str(" ", place.id, ":", place.slot);
   text += "\n";
   const std::string fresh = path_ + ".new";
-  const Fd file(::open(fresh.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
-  const auto size = static_cast<ssize_t>(text.size());
-  if (!file || ::write(file.get(), text.data(), text.size()) != size || ::fsync(file.get()) != 0 ||
-      std::rename(fresh.c_str(), path_.c_str()) != 0) {
-    fail(path_, std::strerror(errno));
-  }
+  int error = write_to_disk(fresh, text);
+  if (error == 0 && std::rename(fresh.c_str(), path_.c_str()) != 0) error = errno;
+  if (error == 0) error = write_names_to_disk(std::filesystem::path(path_).parent_path());
+  if (error == 0) return;
+  std::remove(fresh.c_str());
+  throw std::runtime_error(
+      str("--state: expected to write ", path_, ", got: ", std::strerror(error)));
 }
 
 void StateFile::remove() const { std::remove(path_.c_str()); }
@@ -77,7 +98,8 @@ void StateFile::remove() const { std::remove(path_.c_str()); }
 Coordinator::Coordinator(
     const LaunchOptions& options, const std::string& token, std::optional<int> port) {
   if (port) {
-    listener_ = listen_on(*port);
+    const bool has_other_hosts = options.command.empty() || hosts_that_agree(options) > 1;
+    listener_ = has_other_hosts || *port != 0 ? listen_on(*port) : listen_on_this_host();
     port_ = port_of(listener_);
     set_nonblocking(listener_);
   }
@@ -120,7 +142,7 @@ membership::LineChannel Coordinator::local_client() {
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     throw_errno("cannot make a pair of sockets");
   }
-  clients_[++last_name_] = {LineChannel(Fd(ends[0])), Clock::now()};
+  clients_[++last_name_] = {LineChannel(Fd(ends[0])), std::nullopt, true};
   return LineChannel(Fd(ends[1]));
 }
 
@@ -138,8 +160,7 @@ std::optional<Coordinator::Clock::time_point> Coordinator::next_time() const {
   if (const auto time = job_->next_time()) next = start_ + *time;
   if (next_accept_ > Clock::now() && (!next || next_accept_ < *next)) next = next_accept_;
   for (const auto& [name, client] : clients_) {
-    const auto limit = client.since + kFirstLineLimit;
-    if (!client.spoke && (!next || limit < *next)) next = limit;
+    if (client.line_due && (!next || *client.line_due < *next)) next = client.line_due;
   }
   return next;
 }
@@ -156,15 +177,19 @@ void Coordinator::serve() {
       if (job_->is_launcher(name) == launchers) read_lines_of(name);
     }
   }
+  make_room();
   for (const int name : names) drop_if_ended(name);
   job_->on_time(now());
 }
 
-/// Limits the descriptors of clients that have not sent a line.
+/// Strangers do not take the place of clients whose lines have come, but are not read yet.
 bool Coordinator::may_accept() const {
+  return listener_ && count_silent() < kMostSilent && Clock::now() >= next_accept_;
+}
+
+size_t Coordinator::count_silent() const {
   const auto is_silent = [](const auto& entry) { return !entry.second.spoke; };
-  const auto silent = std::count_if(clients_.begin(), clients_.end(), is_silent);
-  return listener_ && silent < kMostSilent && Clock::now() >= next_accept_;
+  return static_cast<size_t>(std::count_if(clients_.begin(), clients_.end(), is_silent));
 }
 
 void Coordinator::accept_clients() {
@@ -172,25 +197,48 @@ void Coordinator::accept_clients() {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
       const bool none_waits = errno == EAGAIN || errno == EWOULDBLOCK;
-      if (!none_waits) next_accept_ = Clock::now() + kAcceptAgain;  // out of descriptors
+      is_full_ = errno == EMFILE || errno == ENFILE;
+      if (!none_waits) next_accept_ = Clock::now() + kAcceptAgain;
       return;
     }
-    clients_[++last_name_] = {LineChannel(std::move(socket)), Clock::now()};
+    clients_[++last_name_] = {LineChannel(std::move(socket)), Clock::now() + kLineLimit, false};
+  }
+}
+
+/// Takes the descriptors of strangers for clients that wait, or for a process that is started.
+void Coordinator::make_room() {
+  const auto silent = count_silent();
+  auto dropped = std::exchange(is_full_, false)
+                     ? silent
+                     : (silent < kMostSilent ? 0 : silent - kMostSilent / 2);
+  for (auto& [name, client] : clients_) {
+    if (dropped == 0) return;
+    if (client.spoke) continue;
+    client.channel.close();
+    --dropped;
   }
 }
 
 void Coordinator::read_lines_of(int name) {
   Client& client = clients_.at(name);
-  for (const auto& line : client.channel.exchange()) {
+  const bool had_begun = client.spoke && client.line_due;
+  const auto lines = client.channel.exchange();
+  for (const auto& line : lines) {
     client.spoke = true;
     job_->on_line(now(), name, line);
+  }
+  if (!client.spoke) return;
+  if (!client.channel.has_begun_line()) {
+    client.line_due.reset();
+  } else if (!had_begun || !lines.empty()) {
+    client.line_due = Clock::now() + kLineLimit;
   }
 }
 
 void Coordinator::drop_if_ended(int name) {
   const Client& client = clients_.at(name);
-  const bool is_silent = !client.spoke && Clock::now() >= client.since + kFirstLineLimit;
-  if (client.channel && !is_silent) return;
+  const bool is_late = client.line_due && Clock::now() >= *client.line_due;
+  if (client.channel && !is_late) return;
   clients_.erase(name);
   job_->on_closed(now(), name);
 }

@@ -25,7 +25,7 @@ class StateFile {
   /// \return nothing when there is none.
   /// \throws std::runtime_error  when it is something else.
   std::optional<Remembered> read() const;
-  /// Replaces it as a whole, on the disk when it returns.
+  /// Replaces it as a whole, with its name on the disk when it returns.
   /// \throws std::runtime_error  when it cannot be written.
   void write(const Remembered& state) const;
   void remove() const;
@@ -37,13 +37,16 @@ class StateFile {
 
 /// Carries lines between a job and its clients, and passes the time to the job. It works inside of
 /// the caller's poll loop.
+///
+/// Strangers may connect: a client has 10 seconds for its first line, and for each line from its
+/// first byte on. Of clients that have not sent a line, 64 are kept; the oldest ones make room.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
   using LineChannel = membership::LineChannel;
 
-  /// \param port  to listen on, of all addresses; 0: a free one. Without one it has only local
-  ///        clients.
+  /// \param port  to listen on, of all addresses, or of this host alone where the job has no other
+  ///        one; 0: a free one. Without one it has only clients of this process.
   /// \throws std::system_error  when the port is taken, or the state cannot be read.
   Coordinator(const LaunchOptions& options, const std::string& token, std::optional<int> port);
 
@@ -64,21 +67,24 @@ class Coordinator {
  private:
   struct Client {
     LineChannel channel;
-    Clock::time_point since;
+    std::optional<Clock::time_point> line_due;  // the first line, or one that has come in part
     bool spoke = false;
   };
 
   Job::Wires wires(bool is_alone);
 
   bool may_accept() const;
+  size_t count_silent() const;
   void accept_clients();
   void read_lines_of(int name);
+  void make_room();
   void drop_if_ended(int name);
   std::chrono::milliseconds now() const;
 
   Fd listener_;
   int port_ = 0;
   Clock::time_point next_accept_{};
+  bool is_full_ = false;  // of descriptors
   const Clock::time_point start_ = Clock::now();
   std::map<int, Client> clients_;
   int last_name_ = 0;

@@ -27,6 +27,8 @@ constexpr milliseconds kWaitAfterKill(2000);
 constexpr milliseconds kKillAgainEvery(20);
 constexpr milliseconds kFirstConnectEvery(100);
 constexpr milliseconds kConnectEvery(1000);
+// From a start that failed to the next one. Three in 10 seconds would be the last.
+constexpr milliseconds kStartAgainAfter(6000);
 constexpr std::chrono::minutes kConnectLimit(5);
 
 /// The variables of a rank; in an elastic job also where its coordinator is.
@@ -90,6 +92,7 @@ void HostLoop::loop() {
     copy_output();
     // Before the coordinator reads: the job gets the cause of a rank's end before its connection's.
     reap_ended();
+    report_failed_starts();
     check_stops();
     if (own_ != nullptr) own_->serve();
     follow_job();
@@ -158,6 +161,7 @@ void HostLoop::wait_for_event() {
   };
   if (state_ == State::Running && !job_) consider(next_connect_);
   if (state_ == State::Killing) consider(Clock::now() + kKillAgainEvery);
+  for (const auto& failed : failed_starts_) consider(failed.report_at);
   const bool has_deadline = state_ != State::Running && state_ != State::Coordinating;
   if (has_deadline) consider(deadline_);
   if (own_ != nullptr) consider(own_->next_time());
@@ -279,7 +283,7 @@ void HostLoop::follow(const std::string& line) {
     sent_signals_.clear();
     for (int local = 0; local < options_.local_ranks; ++local) start(local, {first, second});
   } else if (word == "replace" && words >> first >> second >> third && state_ == State::Running) {
-    start(first - global_rank(options_, 0), {second, third});
+    replace(first, {second, third});
   } else if (word == "kill" && words >> first >> second) {
     processes_.kill(first, second);
   } else if (word == "stop" && (state_ == State::Running || state_ == State::Leaving)) {
@@ -304,15 +308,47 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
   const int rank = global_rank(options_, local_rank);
   StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
   Output::RankEnds ends;
+  int place = outputs_;
   if (options_.prefix) {
     ends = output_.add_rank(rank, open_log(options_.log_dir, attempt.number, rank));
+    place = outputs_++;
     fds.out = ends.out.get();
     fds.err = ends.err.get();
   }
   const pid_t pid =
       spawn(options_.command, environment_of(options_, coordinator_, attempt, local_rank), fds);
-  processes_.add(rank, pid, outputs_++);
+  processes_.add(rank, pid, place);
   job_.send(str("started ", rank, " ", pid));
+}
+
+/// The other ranks go on where this host has no descriptor, memory or process left just now.
+void HostLoop::replace(int rank, const Attempt& attempt) {
+  try {
+    start(rank - global_rank(options_, 0), attempt);
+  } catch (const std::system_error& error) {
+    const int code = error.code().value();
+    const bool may_pass = code == EMFILE || code == ENFILE || code == EAGAIN || code == ENOMEM;
+    if (!may_pass) throw;
+    failed_starts_.push_back({rank, error.what(), Clock::now() + kStartAgainAfter});
+  }
+}
+
+/// As exits, after a while in which what lacked may be there again.
+void HostLoop::report_failed_starts() {
+  const auto is_due = [this, now = Clock::now()](const FailedStart& failed) {
+    return state_ != State::Running || now >= failed.report_at;
+  };
+  for (const auto& failed : failed_starts_) {
+    if (!is_due(failed)) continue;
+    const auto line = str("exited ", failed.rank, " 0 1 0 could not be started: ", failed.why);
+    if (job_) {
+      job_.send(line);
+    } else {
+      unsent_.push_back(line);
+    }
+  }
+  failed_starts_.erase(
+      std::remove_if(failed_starts_.begin(), failed_starts_.end(), is_due), failed_starts_.end());
 }
 
 /// Only ranks of an elastic job continue without a coordinator, until it is started again.

@@ -70,6 +70,8 @@ class HostLoop {
   void advance();
 
   void start(int local_rank, const Attempt& attempt);
+  void replace(int rank, const Attempt& attempt);
+  void report_failed_starts();
   void on_signal(int signal);
   void on_finish(int code, std::chrono::milliseconds limit);
   void on_all_gone();
@@ -95,6 +97,12 @@ class HostLoop {
   LineChannel job_;
   bool has_joined_ = false;
   Clock::time_point next_connect_;
+  struct FailedStart {
+    int rank;
+    std::string why;
+    Clock::time_point report_at;
+  };
+  std::vector<FailedStart> failed_starts_;
   std::vector<std::string> unsent_;  // lines about ended ranks, while there is no connection
   State state_ = State::Running;
   Next next_ = Next::Exit;

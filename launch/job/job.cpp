@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <stdexcept>
+#include <utility>
 
 #include <ddp/internal/membership/line_channel.h>
 #include <ddp/internal/ranges.h>
@@ -230,7 +232,9 @@ void Job::take_from_launcher(Client client, const std::string& line) {
   }
 }
 
-std::string Job::Exit::report() const { return rank_with_pid(rank, pid) + " " + how; }
+std::string Job::Exit::report() const {
+  return (pid == 0 ? str("rank ", rank) : rank_with_pid(rank, pid)) + " " + how;
+}
 
 void Job::on_exited(Client client, const Exit& exit) {
   auto& running = launchers_.at(client).running;
@@ -238,6 +242,7 @@ void Job::on_exited(Client client, const Exit& exit) {
   // One that outlived SIGKILL may end when another one has its place. Of an elastic job's host that
   // was cut off, this may be the first word of it.
   const bool is_known = known != running.end() && known->second == exit.pid;
+  if (exit.pid == 0) launchers_.at(client).starting = false;
   if (!is_known && (known != running.end() || !membership_)) return;
   if (is_known) running.erase(known);
   if (state_ == State::Stopping || state_ == State::Over) {
@@ -321,7 +326,7 @@ void Job::start_all_again(int code) {
   state_ = State::Stopping;
   code_ = code;
   membership_.reset();
-  wires_.remember({});
+  remember({});
   for (const Client member : std::exchange(members_, {})) wires_.close(member);
   stop_deadline_ = now_ + options_.grace.value_or(kGraceAfterSignal) + kStopLimit;
   for (auto& [client, launcher] : launchers_) {
@@ -409,7 +414,7 @@ void Job::apply_orders() {
         if (its) wires_.send(client, str("kill ", kill->slot, " ", kill->pid));
       }
     } else if (const auto* remember = std::get_if<Membership::Remember>(&order)) {
-      wires_.remember(remember->state);
+      this->remember(remember->state);
     } else if (const auto* say = std::get_if<Membership::Say>(&order)) {
       tell(say->text);
     } else if (const auto* again = std::get_if<Membership::StartAgain>(&order)) {
@@ -422,6 +427,24 @@ void Job::apply_orders() {
       finish_if_all_ended();
     }
   }
+}
+
+/// Goes on without it, because the ranks need no file: a coordinator that is started again does.
+void Job::remember(const Remembered& state) {
+  std::string error;
+  try {
+    wires_.remember(state);
+  } catch (const std::runtime_error& failed) {
+    error = failed.what();
+  }
+  const bool is_new = !error.empty() && error != remember_error_;
+  remember_error_ = error;
+  if (!is_new) return;
+  tell(
+      str(error,
+          ". The job goes on, and a coordinator that is started again would not know "
+          "generation ",
+          state.formed, ". Make room: each new generation is written again"));
 }
 
 /// Gives a member that reached this process over loopback a routable address of this host: it

@@ -18,6 +18,7 @@ namespace ddp::launch {
 ///
 ///   launcher  host TOKEN ELASTIC NODE NODES RANKS RESTARTS HELD
 ///             started RANK PID | exited RANK PID CODE ASKED HOW | gone | signal NUMBER | bye
+///             (of a rank that could not be started, PID is 0)
 ///   job       start NUMBER PORT | replace RANK NUMBER PORT | kill RANK PID | stop | say TEXT
 ///             finish CODE MILLISECONDS TEXT
 ///
@@ -39,11 +40,11 @@ class Job {
   struct Wires {
     std::function<void(Client, const std::string&)> send;
     std::function<void(Client)> close;
-    std::function<void(Client)> watch;  // closes it when its host is lost
-    std::function<void(const Remembered&)> remember;
-    std::function<int()> new_port;                  // a MASTER_PORT that is free
-    std::function<std::string(Client)> reached_at;  // this host's address on the way to it
-    std::function<void(const std::string&)> say;    // to this process's user
+    std::function<void(Client)> watch;                // closes it when its host is lost
+    std::function<void(const Remembered&)> remember;  // throws where it cannot
+    std::function<int()> new_port;                    // a MASTER_PORT that is free
+    std::function<std::string(Client)> reached_at;    // this host's address on the way to it
+    std::function<void(const std::string&)> say;      // to this process's user
   };
 
   /// \param token  keeps clients of other jobs out.
@@ -96,6 +97,7 @@ class Job {
   void finish_if_all_ended();
   void end_those_that_came_late();
   void apply_orders();
+  void remember(const Remembered& state);
   void renew(std::optional<Remembered> remembered = {});
   void count_launchers();
   void send_reachable_address(Client member);
@@ -115,6 +117,7 @@ class Job {
   std::map<Client, Launcher> launchers_;
   std::set<Client> members_;
   std::set<int> leaving_;                    // ranks that are not replaced
+  std::string remember_error_;               // of the last attempt; "": none
   std::map<int, std::vector<Time>> deaths_;  // by rank
   int restarts_ = 0;
   int port_ = 0;

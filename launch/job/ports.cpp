@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <string>
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+
+#include <ddp/internal/system/host.h>
 
 #include "launch/texts.h"
 
@@ -16,6 +19,22 @@ Fd listen_on(int port) {
   Fd fd = bind_to_port(port);
   if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
   throw_errno("cannot listen on port " + std::to_string(port));
+}
+
+Fd listen_on_this_host() {
+  const auto host = loopback_address();
+  const bool is_v4 = host.find(':') == std::string::npos;
+  sockaddr_storage address = {};
+  address.ss_family = is_v4 ? AF_INET : AF_INET6;
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+  void* number = is_v4 ? static_cast<void*>(&v4.sin_addr) : &v6.sin6_addr;
+  ::inet_pton(address.ss_family, host.c_str(), number);
+  Fd fd(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const socklen_t length = is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  const auto* general = reinterpret_cast<const sockaddr*>(&address);
+  if (fd && ::bind(fd.get(), general, length) == 0 && ::listen(fd.get(), kBacklog) == 0) return fd;
+  throw_errno("cannot listen on " + host);
 }
 
 int port_of(const Fd& fd) {

@@ -8,6 +8,10 @@ namespace ddp::launch {
 ///
 /// \throws std::system_error  when the port is taken.
 Fd listen_on(int port);
+/// Listens on a free port of loopback_address() alone, which other hosts do not reach.
+///
+/// \throws std::system_error  when none is free.
+Fd listen_on_this_host();
 
 /// Binds a fresh socket, with SO_REUSEADDR, to `port` of all addresses: [::], IPv4 included, or
 /// without IPv6 0.0.0.0. 0: to any free port. Empty if it cannot, with errno.

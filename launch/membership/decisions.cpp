@@ -34,7 +34,10 @@ void Membership::drop_member(Time now, Connection connection, const std::string&
     dying_[{peer.place.slot, peer.pid}] = now + limits_.kill;
   }
   const bool trained = phase_ == Phase::Entering || phase_ == Phase::Running;
-  if (is_member(peer)) failed_meetings_ = 0;
+  if (is_member(peer)) {
+    failed_meetings_ = 0;
+    dropped_.insert(peer.place.id);
+  }
   if (!is_member(peer) || !trained) return proceed(now);
   if (end_if_done()) return;
   if (phase_ == Phase::Running) repeats_.in_step = true;
@@ -117,7 +120,7 @@ void Membership::resume(Time now) {
 }
 
 void Membership::try_to_form(Time now) {
-  if (count(Stage::Asked) > 0 || !dying_.empty()) return;
+  if (count(Stage::Asked) > 0 || !dying_.empty() || awaits_connection()) return;
   const auto sources = best_sources();
   const bool first = state_.formed == 0;
   if (!first && sources.empty() && !may_go_without_sources()) return go_without_sources();
@@ -192,6 +195,8 @@ void Membership::form(
     peer->accused_by.clear();
   }
   for (const Peer* source : sources) form.sources.push_back(source->place.id);
+  form_ = form;
+  store_.clear();
   state_.formed = form.generation;
   state_.members = form.members;
   remember();
@@ -376,7 +381,13 @@ int Membership::free_slot() const {
 }
 
 Membership::Time Membership::report_limit(const Peer& peer) const {
-  const bool hangs = 2 * static_cast<int>(peer.accused_by.size()) >= std::max(1, members() - 1);
+  const auto accusers = static_cast<int>(peer.accused_by.size());
+  const auto waits_for_accused = [](const auto& entry) {
+    return entry.second.stage != Stage::Asked || !entry.second.accused_by.empty();
+  };
+  // The first accusation stops the others, so that they make none of their own.
+  const bool is_last = accusers > 0 && std::all_of(peers_.begin(), peers_.end(), waits_for_accused);
+  const bool hangs = is_last || 2 * accusers >= std::max(1, members() - 1);
   return peer.asked + (hangs ? std::min(limits_.accused, limits_.report) : limits_.report);
 }
 

@@ -1,13 +1,23 @@
-// Events: messages, ends of connections and processes, time. See decisions.cpp for the decisions.
+// Events: messages, ends of connections and processes, time. See decisions.cpp for the decisions,
+// and returns.cpp for processes that come back.
 #include "launch/membership/membership.h"
 
 #include <algorithm>
+
+#include <ddp/internal/text.h>
 
 #include "launch/texts.h"
 
 namespace ddp::launch {
 
 using namespace membership;
+
+namespace {
+
+// So often it looks at the time while it has processes, and by that notices that it did not run.
+constexpr Membership::Time kLookEvery(500);
+
+}  // namespace
 
 Membership::Membership(const MembershipLimits& limits, Time now, std::optional<Remembered> earlier)
     : limits_(limits), now_(now), since_(now) {
@@ -17,7 +27,7 @@ Membership::Membership(const MembershipLimits& limits, Time now, std::optional<R
 }
 
 void Membership::on_message(Time now, Connection from, const MemberMessage& message) {
-  now_ = now;
+  pass_until(now);
   if (phase_ == Phase::Over) return;
   if (const auto* hello = std::get_if<Hello>(&message)) return take(now, from, *hello);
   if (const auto* back = std::get_if<Back>(&message)) return take(now, from, *back);
@@ -35,8 +45,11 @@ void Membership::on_message(Time now, Connection from, const MemberMessage& mess
 }
 
 void Membership::take(Time now, Connection from, const Hello& hello) {
+  if (Peer* known = find(hello.id)) return take_again(now, *known, from, hello);
+  if (dropped_.count(hello.id) > 0) return refuse(from, Fenced{{without_it()}});
   const int slot = hello.slot < 0 ? free_slot() : hello.slot;
-  if (find(hello.id) != nullptr || !slot_is_free(slot)) {
+  if (!make_way(now, slot)) return;
+  if (!slot_is_free(slot)) {
     const auto text = str("slot ", slot, ": expected one process, got a second one. End the first");
     return refuse(from, End{2, {text}});
   }
@@ -47,24 +60,40 @@ void Membership::take(Time now, Connection from, const Hello& hello) {
   peer.connection = from;
   peer.heard = now;
   peers_[from] = peer;
+  greet(peer);
+}
+
+std::string Membership::without_it() const {
+  return str("generation ", state_.number, " goes on without this process");
+}
+
+void Membership::greet(const Peer& peer) {
   const bool joins = state_.established;  // before, none has a state that it could get
   const int size = std::max(limits_.slots, limits_.max_ranks);
+  const auto lost_after = limits_.lost_after.count();
   orders_.push_back(
-      Send{from, You{slot, size, joins, limits_.lost_after.count(), limits_.wait.count()}});
+      Send{peer.connection, You{peer.place.slot, size, joins, lost_after, limits_.wait.count()}});
 }
 
 void Membership::take(Time now, Connection from, const Back& back) {
   if (back.generation == 0) {  // it has no state that could be an old one
     return take(now, from, Hello{back.token, back.id, back.slot, back.pid, back.host});
   }
+  if (Peer* known = find(back.id)) {
+    Peer& peer = move(now, *known, from);
+    if (phase_ != Phase::Returning) return repeat_to(peer);
+    peers_.erase(from);  // it says anew where it stands
+  } else if (finished_.count({back.slot, back.pid}) > 0) {
+    return refuse(from, End{0, {"this process left"}});
+  }
   const Place place = {back.id, back.slot};
-  const auto& known = state_.members;
-  const bool was_member = std::find(known.begin(), known.end(), place) != known.end();
+  const auto& members = state_.members;
+  const bool was_member = std::find(members.begin(), members.end(), place) != members.end();
   if (phase_ != Phase::Returning || !was_member || !slot_is_free(back.slot)) {
     const auto text =
         state_.formed == 0
             ? std::string("the coordinator was started again without what --state keeps")
-            : str("generation ", state_.number, " goes on without this process");
+            : without_it();
     return refuse(from, Fenced{{text}});
   }
   Peer peer;
@@ -115,10 +144,21 @@ void Membership::take(Time now, Peer& peer, const Report& report) {
 /// Ends the generation, because one member's group is broken, whichever rank caused it.
 void Membership::take(Time now, Peer& peer, const Lost& lost) {
   if (!is_member(peer) || lost.generation != state_.formed || phase_ == Phase::Returning) return;
-  Peer* accused = find(lost.id);
-  if (accused != nullptr && accused != &peer) accused->accused_by.insert(peer.place.id);
+  accuse(now, peer.place.id, lost.accused);
+  if (phase_ == Phase::Over || lost.generation != state_.formed) return;
   if (phase_ == Phase::Entering && is_meeting_hopeless(lost.why.value)) return;
   if (phase_ != Phase::Gathering) gather(now, lost.why.value);
+}
+
+/// One that is away as well has ended, and is not waited for.
+void Membership::accuse(Time now, ProcessId by, const std::vector<ProcessId>& accused) {
+  for (const ProcessId id : accused) {
+    Peer* peer = find(id);
+    if (peer == nullptr || id == by) continue;
+    peer->accused_by.insert(by);
+    if (peer->away_since) drop_member(now, peer->connection, closed_text(*peer));
+    if (phase_ == Phase::Over) return;
+  }
 }
 
 void Membership::take(Time now, Peer& peer, const Threw& threw) {
@@ -135,6 +175,7 @@ void Membership::take(Time now, Peer& peer, const Threw& threw) {
 void Membership::take(Time /*now*/, Peer& peer, const Store& store) {
   if (phase_ != Phase::Entering || store.generation != state_.formed) return;
   if (!(state_.members.front() == peer.place)) return;
+  store_ = store.address;
   for (const auto& [connection, other] : peers_) {
     if (is_member(other) && &other != &peer) orders_.push_back(Send{connection, store});
   }
@@ -159,14 +200,13 @@ void Membership::take(Time now, Peer& peer, const Pauses& pauses) {
 }
 
 void Membership::on_closed(Time now, Connection connection) {
-  now_ = now;
+  pass_until(now);
   const auto peer = peers_.find(connection);
-  if (phase_ == Phase::Over || peer == peers_.end()) return;
-  drop_member(now, connection, str("rank ", peer->second.place.slot, " closed its connection"));
+  if (phase_ != Phase::Over && peer != peers_.end()) peer->second.away_since = now;
 }
 
 void Membership::on_exited(Time now, int slot, int pid, const std::string& how) {
-  now_ = now;
+  pass_until(now);
   dying_.erase({slot, pid});
   if (phase_ == Phase::Over) return;
   for (auto& [connection, peer] : peers_) {
@@ -178,19 +218,22 @@ void Membership::on_exited(Time now, int slot, int pid, const std::string& how) 
 }
 
 void Membership::on_leave_wanted(Time now, int slot) {
-  now_ = now;
+  pass_until(now);
   for (auto& [connection, peer] : peers_) {
     if (phase_ != Phase::Over && peer.place.slot == slot) return take(now, peer, Leaves{});
   }
 }
 
 void Membership::on_time(Time now) {
-  now_ = now;
+  pass_until(now);
+  look_by_ = now + kLookEvery;
   std::map<Connection, std::string> lost;
   for (const auto& [connection, peer] : peers_) {
     const auto rank = rank_with_pid(peer.place.slot, peer.pid);
     if (now >= peer.heard + limits_.lost_after) {
       lost[connection] = rank + " is silent for " + seconds_text(limits_.lost_after);
+    } else if (peer.away_since && now >= *peer.away_since + limits_.back) {
+      lost[connection] = closed_text(peer);
     } else if (peer.stage == Stage::Asked && now >= report_limit(peer)) {
       lost[connection] = rank + " is alive, but its training does not stop";
     } else if (peer.stage == Stage::Placed && now >= since_ + limits_.entry) {
@@ -218,8 +261,10 @@ std::optional<Membership::Time> Membership::next_time() const {
     if (time > now_ && (!next || time < *next)) next = time;
   };
   if (phase_ == Phase::Over) return next;
+  if (!peers_.empty()) consider(now_ + kLookEvery);
   for (const auto& [connection, peer] : peers_) {
     consider(peer.heard + limits_.lost_after);
+    if (peer.away_since) consider(*peer.away_since + limits_.back);
     if (peer.stage == Stage::Asked) consider(report_limit(peer));
   }
   for (const auto& [process, until] : dying_) consider(until);

@@ -34,6 +34,7 @@ struct MembershipLimits {
   ms entry{30000};       // until the groups of a generation are made
   ms pause{500};         // of all members at the boundary at which the first one pauses
   ms kill{2000};         // until a process that was killed has ended
+  ms back{2000};         // until a process is back whose connection ended
 };
 
 /// The state that a coordinator needs after a restart; it is written before a generation begins.
@@ -48,6 +49,10 @@ struct Remembered {
 ///
 /// A pure state machine: events in, orders out. It has no sockets, no threads, and no clock: each
 /// event carries the time, which must not go back.
+///
+/// A connection is not the process: one that comes back by another connection has the part that it
+/// had, and both sides repeat what may have been lost on the way. Time in which the coordinator
+/// itself did not run counts for nothing.
 ///
 ///   Returning  after a restart, until the members are back
 ///   Gathering  members report; then waits for the minimum, and for processes that were killed
@@ -98,7 +103,7 @@ class Membership {
   Membership(const MembershipLimits& limits, Time now, std::optional<Remembered> remembered = {});
 
   void on_message(Time now, Connection from, const MemberMessage& message);
-  /// A connection ended, by whichever side.
+  /// A connection ended, by whichever side. Its process has a while to come back.
   void on_closed(Time now, Connection connection);
   /// A launcher has reaped the process. \param how  "was killed by signal 9 (SIGKILL)".
   void on_exited(Time now, int slot, int pid, const std::string& how);
@@ -129,6 +134,7 @@ class Membership {
     std::string host;
     Connection connection = 0;
     Time heard{0};
+    std::optional<Time> away_since;  // its connection ended
     Stage stage = Stage::Preparing;
     bool leaves = false;
     bool announced = false;            // Change was sent to the members for it
@@ -149,6 +155,17 @@ class Membership {
 
   void take(Time now, Connection from, const membership::Hello& hello);
   void take(Time now, Connection from, const membership::Back& back);
+  void accuse(Time now, ProcessId by, const std::vector<ProcessId>& accused);
+  void pass_until(Time now);
+  void postpone(Time late);
+  void take_again(Time now, Peer& known, Connection from, const membership::Hello& hello);
+  Peer& move(Time now, Peer& known, Connection to);
+  void repeat_to(const Peer& peer);
+  void greet(const Peer& peer);
+  bool make_way(Time now, int slot);
+  bool awaits_connection() const;
+  static std::string closed_text(const Peer& peer);
+  std::string without_it() const;
   void take(Time now, Peer& peer, const membership::Report& report);
   void take(Time now, Peer& peer, const membership::Lost& lost);
   void take(Time now, Peer& peer, const membership::Threw& threw);
@@ -197,6 +214,7 @@ class Membership {
   bool launched_ = true;
   Phase phase_ = Phase::Gathering;
   Time now_{0};                       // of the last event
+  std::optional<Time> look_by_;       // when on_time() is due
   Time since_{0};                     // when the phase began
   std::optional<Time> waits_since_;   // for members: since one is ready
   std::optional<Time> paused_since_;  // the first member of a planned change
@@ -205,10 +223,13 @@ class Membership {
   Peers peers_;
   std::map<std::pair<int, int>, Time> dying_;  // by slot and pid: killed, and not reaped yet
   std::set<std::pair<int, int>> finished_;     // slot and pid
+  std::set<ProcessId> dropped_;                // members whose old lines may still come
   std::string first_throw_;
   std::string why_;  // of the generation that is being gathered
   Repeats repeats_;
   int failed_meetings_ = 0;  // in a row, in which no member was lost
+  membership::Form form_;    // the last one
+  std::string store_;        // of that generation; "": not told yet
   std::string joined_;       // slots of the generation that was formed, for a line
   std::vector<Order> orders_;
 };

@@ -95,11 +95,12 @@ Output::Output(int out_fd, int err_fd)
       own_source_(err_sink_->add_source("ddprun: ")) {}
 
 Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
-  Rank& rank = ranks_[next_place_++];
+  Rank rank;
   if (log_file) rank.log = std::make_unique<Log>(std::move(log_file));
   RankEnds ends;
   ends.out = add_stream(rank, out_, global_rank);
   ends.err = add_stream(rank, *err_sink_, global_rank);
+  ranks_[next_place_++] = std::move(rank);
   return ends;
 }
 

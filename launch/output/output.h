@@ -76,6 +76,7 @@ class Output {
   /// Makes the descriptors of one rank more.
   ///
   /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
+  /// \throws std::system_error  when no descriptors are left; the rank has no place then.
   RankEnds add_rank(int global_rank, Fd log = {});
 
   /// Queues one line of ddprun's own for stderr, after the ranks' lines there.

@@ -98,6 +98,9 @@ pid_t spawn(
   const ssize_t got = TEMP_FAILURE_RETRY(::read(exec_error.read.get(), &error, sizeof(error)));
   if (got != sizeof(error)) return pid;
   ::waitpid(pid, nullptr, 0);
+  if (error == EAGAIN || error == ENOMEM || error == EMFILE || error == ENFILE) {
+    throw std::system_error(error, std::generic_category(), "cannot start a process");
+  }
   throw CannotExecute(command.front(), error);
 }
 

@@ -27,6 +27,8 @@ using Time = std::chrono::milliseconds;
 constexpr Time kTick(50);
 constexpr int64_t kNoisyTicks = 300;
 constexpr int64_t kQuietTicks = 2000;
+constexpr int kBreaksInARow = 2;  // of a process's connections
+constexpr int64_t kTicksOfBreaks = 40;
 constexpr int64_t kReportTicks = 100;  // the limit of a report, and of a group's wait
 
 struct Broken : std::runtime_error {
@@ -49,6 +51,9 @@ struct Process {
   std::optional<Member> member;
   int connection = 0;  // 0: none
   bool wants_connection = false;
+  int64_t connects_at = 0;
+  int64_t broke_at = 0;
+  int breaks = 0;           // in a row
   bool close_seen = false;  // the coordinator closed, and the member does not know
   Queue<CoordinatorMessage> inbox;
   int64_t stopped_until = 0;
@@ -65,6 +70,7 @@ struct Link {
   int pid = 0;
   int host = 0;
   Queue<std::optional<MemberMessage>> outbox;  // nothing: the end
+  bool is_broken = false;                      // carries nothing any more
 };
 
 class Simulation {
@@ -73,13 +79,14 @@ class Simulation {
     limits_.max_ranks = schedule.ranks;
     limits_.min_ranks = schedule.min_ranks;
     limits_.slots = schedule.ranks;
-    limits_.lost_after = Time(2000);
+    limits_.lost_after = Time(schedule.healthy ? 5000 : 2000);
     limits_.wait = Time(20000);
     limits_.hold = Time(below(2) * 1000);
     limits_.report = kTick * kReportTicks;
     limits_.accused = Time(1000);
     limits_.entry = Time(3000);
     limits_.kill = Time(300);
+    limits_.back = Time(schedule.healthy ? 4000 : 1000);  // longer than two breaks and a stop
     last_step_ = 20 + below(100);
     rare_ = 30 + below(150);
     quiet_at_first_ = below(60);
@@ -98,6 +105,9 @@ class Simulation {
     outcome.generations = newest_;
     outcome.steps = steps_;
     outcome.started_again = started_again_;
+    outcome.lost = lost_;
+    outcome.breaks = breaks_;
+    outcome.stops = stops_;
     return outcome;
   }
 
@@ -130,8 +140,10 @@ class Simulation {
   void step() {
     if (quiet_at_first_ < tick_ && tick_ < kNoisyTicks) disturb();
     if (machine_ == nullptr && tick_ >= machine_back_) make_machine(remembered_);
-    deliver_to_machine();
-    obey_machine();
+    if (tick_ >= machine_stopped_until_) {
+      deliver_to_machine();
+      obey_machine();
+    }
     for (const int pid : shuffled_pids()) {
       const auto found = processes_.find(pid);
       if (found != processes_.end()) act(found->second);
@@ -151,6 +163,8 @@ class Simulation {
   // What happens to the job.
 
   void disturb() {
+    if (schedule_.breaks && (!schedule_.healthy || has_begun())) disturb_connections();
+    if (schedule_.healthy) return;
     if (once_in(rare_) && !processes_.empty()) {
       auto one = std::next(processes_.begin(), below(static_cast<int64_t>(processes_.size())));
       Process& process = one->second;
@@ -181,6 +195,49 @@ class Simulation {
       for (auto& [pid, process] : processes_) process.close_seen = process.connection != 0;
       links_.clear();
     }
+  }
+
+  bool has_begun() const {
+    return machine_ != nullptr && machine_->established() && !processes_.empty();
+  }
+
+  void disturb_connections() {
+    if (once_in(30) && !processes_.empty()) {
+      auto one = std::next(processes_.begin(), below(static_cast<int64_t>(processes_.size())));
+      break_connection(one->second, schedule_.healthy ? below(2) : below(3));
+    }
+    if (tick_ < machine_stopped_until_ || !once_in(100)) return;
+    ++stops_;
+    const int64_t ticks = below(120);
+    machine_stopped_until_ = tick_ + ticks;
+    if (!once_in(2)) return;
+    for (auto& [pid, process] : processes_) {  // all stop with it
+      process.stopped_until = machine_stopped_until_;
+      process.stuck_since += ticks;
+    }
+  }
+
+  /// Loses the last lines of a connection that were on their way.
+  ///
+  /// \param side  0: both sides see it end. 1: only the process does, and lines that it sent come
+  ///        late, if at all. 2: only the coordinator does.
+  void break_connection(Process& process, int64_t side) {
+    const auto found = links_.find(process.connection);
+    if (found == links_.end() || found->second.is_broken) return;
+    if (tick_ > process.broke_at + kTicksOfBreaks) process.breaks = 0;
+    if (++process.breaks > kBreaksInARow) return;
+    process.broke_at = tick_;
+    ++breaks_;
+    Link& link = found->second;
+    link.is_broken = true;
+    const int64_t late = side == 1 ? below(60) : 0;
+    auto& sent = link.outbox.messages;
+    if (once_in(2)) sent.resize(static_cast<size_t>(below(static_cast<int64_t>(sent.size()) + 1)));
+    for (auto& [tick, message] : sent) tick += late;
+    if (side != 1 || once_in(2)) sent.push_back({later() + late + below(4), std::nullopt});
+    auto& coming = process.inbox.messages;
+    coming.resize(static_cast<size_t>(below(static_cast<int64_t>(coming.size()) + 1)));
+    process.close_seen = process.close_seen || side != 2;
   }
 
   /// A process that throws says so before it ends.
@@ -253,8 +310,11 @@ class Simulation {
 
   void obey_order(const Membership::Send& send) {
     if (const auto* form = std::get_if<Form>(&send.message)) check_form(*form);
+    const bool costs = std::holds_alternative<Fenced>(send.message) ||
+                       std::holds_alternative<Gather>(send.message);
+    if (costs && has_begun()) ++lost_;
     const auto link = links_.find(send.to);
-    if (link == links_.end()) return;
+    if (link == links_.end() || link->second.is_broken) return;
     const auto process = processes_.find(link->second.pid);
     if (process == processes_.end()) return;
     process->second.inbox.messages.push_back(
@@ -264,7 +324,9 @@ class Simulation {
     const auto link = links_.find(close.connection);
     if (link == links_.end()) return;
     const auto process = processes_.find(link->second.pid);
-    if (process != processes_.end()) process->second.close_seen = true;
+    const bool is_its = process != processes_.end() && !link->second.is_broken &&
+                        process->second.connection == close.connection;
+    if (is_its) process->second.close_seen = true;
     links_.erase(link);
   }
   void obey_order(const Membership::Kill& kill) {
@@ -288,6 +350,7 @@ class Simulation {
   void obey_order(const Membership::Say& /*say*/) {}
   void obey_order(const Membership::StartAgain& /*again*/) {
     expect(schedule_.launched, "what was started by hand is not started again");
+    if (has_begun()) ++lost_;
     again_ = true;
   }
   void obey_order(const Membership::Finish& finish) {
@@ -332,7 +395,8 @@ class Simulation {
       if (takes_part && process.member->stage() != Member::Stage::Ready) {
         expect(
             member.stage() == Member::Stage::Reported || member.stage() == Member::Stage::Over,
-            "members have stopped");
+            str("members have stopped: slot ", process.slot, " is in stage ",
+                static_cast<int>(member.stage()), " of generation ", member.generation()));
       }
     }
   }
@@ -342,13 +406,18 @@ class Simulation {
   void act(Process& process) {
     if (tick_ < process.stopped_until) return;
     const int pid = process.pid;
-    if (process.wants_connection && machine_ != nullptr && !is_cut(process.host) && once_in(3)) {
+    const bool may_connect = machine_ != nullptr && !is_cut(process.host);
+    if (process.wants_connection && may_connect && tick_ >= process.connects_at) {
       process.wants_connection = false;
       process.connection = ++last_connection_;
-      links_[process.connection] = {pid, process.host, {}};
+      links_[process.connection] = {pid, process.host, {}, false};
       process.inbox.messages.clear();
       process.close_seen = false;
       process.member->on_connected(now());
+      obey(process);
+      const bool has_begun = !schedule_.healthy || this->has_begun();
+      const bool breaks = schedule_.breaks && has_begun && tick_ < kNoisyTicks;
+      if (breaks && once_in(6)) break_connection(process, 1);  // it introduces itself again
     }
     receive(process);
     process.member->on_time(now());
@@ -374,13 +443,16 @@ class Simulation {
   void obey(Process& process) {
     for (const auto& order : process.member->take_orders()) {
       const auto link = links_.find(process.connection);
+      const bool is_whole = link != links_.end() && !link->second.is_broken;
       if (const auto* send = std::get_if<Member::Send>(&order)) {
-        if (link != links_.end()) link->second.outbox.messages.push_back({later(), send->message});
+        if (is_whole) link->second.outbox.messages.push_back({later(), send->message});
       } else if (std::holds_alternative<Member::Connect>(order)) {
         process.wants_connection = true;
+        process.connects_at = tick_ + below(5);
       } else if (std::holds_alternative<Member::Disconnect>(order)) {
-        if (link != links_.end()) link->second.outbox.messages.push_back({later(), std::nullopt});
+        if (is_whole) link->second.outbox.messages.push_back({later(), std::nullopt});
         process.connection = 0;
+        process.close_seen = false;
       }
     }
   }
@@ -440,10 +512,10 @@ class Simulation {
           other != nullptr && late && (tick_ < other->hangs_until || tick_ < other->stopped_until);
       if ((gone && once_in(5)) || hangs) {
         return member.lost(
-            now(), member.generation(), member.form().members[rank].id, "the group failed");
+            now(), member.generation(), {member.form().members[rank].id}, "the group failed");
       }
     }
-    if (late) member.lost(now(), member.generation(), 0, "timeout");
+    if (late) member.lost(now(), member.generation(), {}, "timeout");
   }
 
   void enter(Process& process) {
@@ -554,6 +626,7 @@ class Simulation {
   MembershipLimits limits_;
   std::unique_ptr<Membership> machine_;  // none: it was ended
   int64_t machine_back_ = 0;
+  int64_t machine_stopped_until_ = 0;
   std::optional<launch::Remembered> remembered_;
   int64_t tick_ = 0;
   int64_t cut_until_ = 0;
@@ -575,6 +648,9 @@ class Simulation {
   int64_t newest_formed_ = 0;
   int64_t checked_form_ = 0;
   int64_t steps_ = 0;
+  int lost_ = 0;
+  int breaks_ = 0;
+  int stops_ = 0;
   std::map<int64_t, std::map<ProcessId, int64_t>> contributions_;
   std::map<std::pair<int64_t, int64_t>, uint64_t> before_step_;
   std::set<std::pair<int64_t, int64_t>> pauses_;  // generation, step

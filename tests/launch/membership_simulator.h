@@ -14,6 +14,8 @@ struct Schedule {
   bool hosts = false;     // the network between two hosts is cut
   bool restarts = false;  // the coordinator is ended, and started again
   bool launched = true;   // otherwise processes are started by hand
+  bool breaks = false;    // connections break, and the coordinator is stopped
+  bool healthy = false;   // nothing else happens, and that after the first generation has begun
 };
 
 struct Outcome {
@@ -22,9 +24,13 @@ struct Outcome {
   int64_t generations = 0;
   int64_t steps = 0;
   bool started_again = false;
+  int lost = 0;    // orders that stop or end a process, once a generation has begun
+  int breaks = 0;  // of connections
+  int stops = 0;   // of the coordinator
 };
 
-/// 15 seconds with deaths, stops, hangs, cuts, joins, leaves and restarts, and then quiet ones.
+/// 15 seconds with deaths, stops, hangs, cuts, joins, leaves, restarts and broken connections, and
+/// then quiet ones.
 /// Checks that no two generations train at once, that members have one state, that the highest
 /// applied step wins, that numbers grow, and that the job ends.
 Outcome simulate(const Schedule& schedule);

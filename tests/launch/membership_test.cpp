@@ -67,6 +67,22 @@ class Job {
     machine_.on_closed(now_, process);
     obey();
   }
+  /// Its connection ends, and it does not come back.
+  void lose(int process, const std::vector<int>& others) {
+    close(process);
+    pass(2s, others);
+  }
+  /// It comes from another connection.
+  void come_back(int process, int connection, int64_t generation, bool trains) {
+    const auto id = static_cast<ProcessId>(process + 1);
+    say(connection, Back{"t", id, process, 100 + process, "h", generation, trains});
+  }
+  void look_at_time() {
+    machine_.on_time(now_);
+    obey();
+  }
+  /// This process does not run.
+  void stand_still(Membership::Time time) { now_ += time; }
   void die(int process) {
     machine_.on_exited(now_, process, 100 + process, "was killed");
     obey();
@@ -96,7 +112,8 @@ class Job {
   Gather gather;  // the last one
   You you;        // the last one
   int changes = 0;
-  std::vector<int> fenced, let_go, killed;  // processes, and pids
+  int forms = 0;
+  std::vector<int> fenced, let_go, killed, closed, stores;  // connections, and pids
   std::optional<Membership::Finish> finish;
   bool again = false;
   Remembered remembered;
@@ -106,11 +123,16 @@ class Job {
     for (const auto& order : machine_.take_orders()) {
       if (const auto* send = std::get_if<Membership::Send>(&order)) {
         if (const auto* one = std::get_if<Form>(&send->message)) form = *one;
+        forms += std::holds_alternative<Form>(send->message);
         if (const auto* one = std::get_if<Gather>(&send->message)) gather = *one;
         if (const auto* one = std::get_if<You>(&send->message)) you = *one;
         if (std::holds_alternative<Change>(send->message)) ++changes;
+        if (std::holds_alternative<Store>(send->message)) stores.push_back(send->to);
         if (std::holds_alternative<Fenced>(send->message)) fenced.push_back(send->to);
         if (std::holds_alternative<End>(send->message)) let_go.push_back(send->to);
+      }
+      if (const auto* one = std::get_if<Membership::Close>(&order)) {
+        closed.push_back(one->connection);
       }
       if (const auto* one = std::get_if<Membership::Kill>(&order)) killed.push_back(one->pid);
       if (const auto* one = std::get_if<Membership::Finish>(&order)) finish = *one;
@@ -238,7 +260,7 @@ TEST_CASE("a process that leaves stays while it alone has the last step", "[pure
   job.begin(2);
   job.say(0, Leaves{});
   CHECK(job.changes == 2);
-  job.say(1, Lost{1, 0, {"a connection broke"}});
+  job.say(1, Lost{1, {}, {"a connection broke"}});
   job.report({0}, 5);
   job.report({1}, 4);
   CHECK(job.let_go.empty());
@@ -258,7 +280,7 @@ TEST_CASE("making groups has a bound, and the state's way has none", "[pure]") {
   job.hello(1, 1);
   for (const int process : {0, 1}) job.say(process, Waits{});
   job.enter({0, 1});
-  job.say(0, Lost{1, 0, {"a connection broke"}});
+  job.say(0, Lost{1, {}, {"a connection broke"}});
   job.report({0, 1}, 5);
   job.say(0, Met{2});
   job.pass(29s, {0, 1});
@@ -275,8 +297,8 @@ TEST_CASE("making groups has a bound, and the state's way has none", "[pure]") {
 TEST_CASE("a rank that half of the others accuse has little time to answer", "[pure]") {
   Job job(limits_of(3, 1));
   job.begin(3);
-  job.say(0, Lost{1, 3, {"timeout"}});
-  job.say(1, Lost{1, 3, {"timeout"}});
+  job.say(0, Lost{1, {3}, {"timeout"}});
+  job.say(1, Lost{1, {3}, {"timeout"}});
   job.report({0, 1}, 5);
   job.pass(4s, {0, 1, 2});
   CHECK(job.killed.empty());
@@ -306,14 +328,14 @@ TEST_CASE("ranks that fail to meet ten times in a row end the job", "[pure]") {
     for (int i = 0; i < times; ++i) {
       CHECK(!job.finish);
       job.report({0, 1}, 5);
-      job.say(0, Lost{job.gather.generation, 0, {"no port is free"}});
+      job.say(0, Lost{job.gather.generation, {}, {"no port is free"}});
     }
   };
-  job.say(0, Lost{1, 0, {"a connection broke"}});
+  job.say(0, Lost{1, {}, {"a connection broke"}});
   fails(9);
   job.report({0, 1}, 5);
   job.enter({0, 1});  // the tenth attempt
-  job.say(0, Lost{job.gather.generation, 0, {"a connection broke"}});
+  job.say(0, Lost{job.gather.generation, {}, {"a connection broke"}});
   fails(10);
   REQUIRE(job.finish);
   CHECK(
@@ -331,24 +353,139 @@ TEST_CASE("a loss before the first generation is entered starts all again", "[pu
   CHECK(job.again);
 }
 
+TEST_CASE("a member whose connection breaks has its part again once it is back", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  SECTION("while it trains") {
+    job.close(1);
+    job.pass(1500ms, {0});
+    job.come_back(1, 11, 1, true);
+    job.pass(60s, {0, 11});
+    CHECK(job.gather.generation == 0);
+    job.say(0, Done{});
+    job.say(11, Done{});
+    REQUIRE(job.finish);
+    CHECK(job.finish->code == 0);
+  }
+  SECTION("before the coordinator knows of the end of its connection") {
+    job.come_back(1, 11, 1, true);
+    CHECK(job.closed == std::vector<int>{1});
+    job.close(1);
+    job.say(1, Done{});  // an old line
+    CHECK(job.closed == std::vector<int>{1, 1});
+    job.pass(60s, {0, 11});
+    CHECK(job.gather.generation == 0);
+  }
+  SECTION("while it is asked, and did not hear it") {
+    job.say(0, Lost{1, {}, {"a connection broke"}});
+    job.report({0}, 5);
+    job.close(1);
+    job.gather = {};
+    job.come_back(1, 11, 1, false);
+    CHECK(job.gather.generation == 2);
+    job.report({11}, 5);
+    CHECK(job.slots() == std::vector<int>{0, 1});
+  }
+  SECTION("after its report, and the others wait for it") {
+    job.say(0, Lost{1, {}, {"a connection broke"}});
+    job.report({1}, 5);
+    job.close(1);
+    job.report({0}, 5);
+    CHECK(job.form.generation == 1);
+    job.come_back(1, 11, 2, false);
+    job.look_at_time();
+    CHECK(job.form.generation == 2);
+    SECTION("and the store was told while its connection was broken") {
+      job.close(11);
+      job.say(0, Store{2, "h:1"});
+      const int before = job.forms;
+      job.come_back(1, 12, 2, false);
+      CHECK(job.forms == before + 1);
+      CHECK(job.stores.back() == 12);
+    }
+  }
+  SECTION("it does not come back") {
+    job.close(1);
+    job.pass(1500ms, {0});
+    CHECK(job.killed.empty());
+    job.pass(500ms, {0});
+    CHECK(job.killed == std::vector<int>{101});
+    job.come_back(1, 11, 1, true);
+    CHECK(job.fenced == std::vector<int>{1, 11});
+  }
+  SECTION("another member's group says that it has ended") {
+    job.close(1);
+    job.say(0, Lost{1, {2}, {"rank 1 has ended"}});
+    CHECK(job.killed == std::vector<int>{101});
+  }
+}
+
+TEST_CASE("a process that says hello again is the same one", "[pure]") {
+  Job job(limits_of(2, 2));
+  const auto hello = [&](int process, int connection) {
+    const auto id = static_cast<ProcessId>(process + 1);
+    job.say(connection, Hello{"t", id, process, 100 + process, "h"});
+  };
+  job.hello(0, 0);
+  job.say(0, Waits{});
+  job.hello(1, 1);
+  hello(1, 11);
+  CHECK(job.let_go.empty());
+  CHECK(job.closed == std::vector<int>{1});
+  job.say(11, Waits{});
+  CHECK(job.form.generation == 1);
+  hello(1, 12);  // the generation was formed, and it did not hear it
+  CHECK(job.forms == 3);
+  job.enter({0, 12});
+  hello(1, 11);  // an old line
+  CHECK(job.closed.back() == 11);
+  job.pass(60s, {0, 12});
+  CHECK(job.gather.generation == 0);
+  job.say(13, Hello{"t", 99, 1, 200, "h"});  // another process
+  CHECK(job.let_go == std::vector<int>{13});
+}
+
+TEST_CASE("a coordinator that did not run for a while hears all before it judges", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.pass(5s, {0, 1});
+  SECTION("none could speak") {
+    job.stand_still(14s);
+    job.look_at_time();
+    CHECK(job.killed.empty());
+    job.pass(9s, {0});
+    CHECK(job.killed.empty());
+    job.pass(1s, {0});
+    CHECK(job.killed == std::vector<int>{101});
+  }
+  SECTION("the end of a connection is the first that it reads") {
+    job.stand_still(14s);
+    job.close(1);
+    job.look_at_time();
+    job.come_back(1, 11, 1, true);
+    job.pass(60s, {0, 11});
+    CHECK(job.killed.empty());
+  }
+}
+
 TEST_CASE("what was started by hand gathers after a loss in the first generation", "[pure]") {
   Job job(limits_of(3, 2));
   job.start_by_hand();
   for (const int process : {0, 1, 2}) job.hello(process, process);
   for (const int process : {0, 1, 2}) job.say(process, Waits{});
   SECTION("a member is lost, and nobody has entered") {
-    job.close(2);
+    job.lose(2, {0, 1});
     CHECK(job.gather.generation == 2);
     for (const int process : {0, 1}) job.say(process, Report{2, 0, 0, Holding::None});
     CHECK(job.slots() == std::vector<int>{0, 1});
     CHECK(job.form.sources.empty());
     job.enter({0, 1});
-    job.close(1);
+    job.lose(1, {0});
     CHECK(job.gather.generation == 3);
   }
   SECTION("a member is lost, and another one has entered") {
     job.enter({0});
-    job.close(2);
+    job.lose(2, {0, 1});
     job.report({0}, 0);
     job.say(1, Report{2, 0, 0, Holding::None});
     CHECK(job.slots() == std::vector<int>{0, 1});
@@ -356,7 +493,7 @@ TEST_CASE("what was started by hand gathers after a loss in the first generation
   }
   SECTION("too few are left, and another one comes") {
     job.close(2);
-    job.close(1);
+    job.lose(1, {0});
     job.say(0, Report{2, 0, 0, Holding::None});
     CHECK(job.form.generation == 1);
     job.hello(3, 1);
@@ -371,7 +508,8 @@ TEST_CASE("what was started by hand gathers after a loss in the first generation
   SECTION("all are lost") {
     job.hello(3, 3);
     job.say(3, Waits{});
-    for (const int process : {0, 1, 2}) job.close(process);
+    for (const int process : {1, 2}) job.close(process);
+    job.lose(0, {3});
     REQUIRE(job.finish);
     CHECK(job.let_go == std::vector<int>{3});
     CHECK(
@@ -426,7 +564,7 @@ TEST_CASE("a member whose work is done does not wait long for a lost coordinator
     member.on_disconnected(1000ms);
     member.on_time(60000ms);
     CHECK(member.end().how == Member::Ending::None);  // the others train
-    member.lost(60000ms, 1, 0, "a connection broke");
+    member.lost(60000ms, 1, {}, "a connection broke");
     member.on_time(64000ms);
     CHECK(member.end().how == Member::Ending::None);
     member.on_time(65000ms);
@@ -516,6 +654,7 @@ TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]
     schedule.hosts = i % 2 == 1;
     schedule.restarts = i % 5 < 2;
     schedule.launched = i % 7 < 4;
+    schedule.breaks = i % 11 < 5;
     const Outcome outcome = simulate(schedule);
     if (!outcome.error.empty()) FAIL(outcome.error);
     generations += outcome.generations;
@@ -528,4 +667,24 @@ TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]
   // The schedules must reach what they are for.
   CHECK(generations > schedules());
   CHECK(ended_well > schedules() / 3);
+}
+
+TEST_CASE("broken connections and stops of the coordinator cost no rank and no step", "[pure]") {
+  int breaks = 0, stops = 0;
+  for (int i = 0; i < schedules(); ++i) {
+    Schedule schedule;
+    schedule.seed = static_cast<uint64_t>(i) + 1;
+    schedule.ranks = schedule.min_ranks = 1 + i % 5;
+    schedule.launched = i % 2 == 0;
+    schedule.breaks = schedule.healthy = true;
+    const Outcome outcome = simulate(schedule);
+    if (!outcome.error.empty()) FAIL(outcome.error);
+    const bool ended_well =
+        outcome.code == 0 || outcome.generations == 0;  // the ranks did not meet
+    if (outcome.lost > 0 || !ended_well) FAIL("seed " << schedule.seed << " lost a rank");
+    breaks += outcome.breaks;
+    stops += outcome.stops;
+  }
+  CHECK(breaks > schedules());
+  CHECK(stops > schedules() / 4);
 }

@@ -244,6 +244,7 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   uint64_t count_steps() const;
   std::string add_arrivals(const std::string& what, const std::string& where);
   std::string describe_gone_ranks(std::chrono::milliseconds at_most);
+  std::vector<int> blamed_ranks();
   std::string errors_of(const std::vector<int>& ranks);
   std::string describe_silent_ranks() const;
   std::string describe_failure(const std::string& what, WaitPoint where);

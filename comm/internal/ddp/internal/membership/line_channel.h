@@ -40,6 +40,8 @@ class LineChannel {
   inline void close_after_sending();
   void close() { socket_.reset(); }
   bool all_sent() const { return unsent_.empty(); }
+  /// Whether a line has come in part.
+  bool has_begun_line() const { return !unread_.empty(); }
   /// This host's address on the way to the peer; "" where it is not known.
   inline std::string local_host() const;
 

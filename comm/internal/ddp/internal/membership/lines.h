@@ -87,10 +87,11 @@ struct Report {
   int64_t turns = 0;
   Holding holding = Holding::None;
 };
-/// The group of the generation failed. `id`: the process that is to blame; 0: none is known.
+/// The group of the generation failed. `accused`: the processes that are to blame, as far as it is
+/// known.
 struct Lost {
   int64_t generation = 0;
-  ProcessId id = 0;
+  std::vector<ProcessId> accused;
   Text why;
 };
 /// The user's code threw; the process leaves.
@@ -176,7 +177,7 @@ DDP_MEMBERSHIP_LINE(
 DDP_MEMBERSHIP_LINE(Alive, "alive")
 DDP_MEMBERSHIP_LINE(Waits, "waits")
 DDP_MEMBERSHIP_LINE(Report, "report", line.generation, line.applied, line.turns, line.holding)
-DDP_MEMBERSHIP_LINE(Lost, "lost", line.generation, line.id, line.why)
+DDP_MEMBERSHIP_LINE(Lost, "lost", line.generation, line.accused, line.why)
 DDP_MEMBERSHIP_LINE(Threw, "threw", line.applied, line.why)
 DDP_MEMBERSHIP_LINE(Store, "store", line.generation, line.address)
 DDP_MEMBERSHIP_LINE(Met, "met", line.generation)
