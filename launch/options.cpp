@@ -43,7 +43,8 @@ With --elastic only the rank that failed is started again, where the program spe
 coordinator at DDP_COORDINATOR; a program that does not is restarted as above.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
-SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
+SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on; ranks that then leave with
+code 143 (ddp::PreemptionNotice) are not started again.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
 Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,

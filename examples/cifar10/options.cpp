@@ -45,6 +45,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   auto* checkpoint = app.add_option(
       "--checkpoint", options.checkpoint,
       "Folder for a checkpoint of the whole run after each epoch; empty: none");
+  app.add_flag(
+         "--leave-on-signal", options.leave_on_signal,
+         "At SIGTERM, SIGUSR1 or SIGUSR2 to a rank, save and leave with exit code 143")
+      ->needs(checkpoint);
   app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
       ->needs(checkpoint);
   app.add_option(

@@ -23,10 +23,11 @@ struct Options {
   std::string backend;                  // empty: the library's choice
   std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
   std::string data = CIFAR10_DEFAULT_DATA;
-  std::string save;        // empty: do not
-  std::string checkpoint;  // folder; empty: do not
-  bool resume = false;     // continue from the last one there
-  std::string trace;       // empty: do not
+  std::string save;              // empty: do not
+  std::string checkpoint;        // folder; empty: do not
+  bool leave_on_signal = false;  // save and leave on all ranks at a signal to one
+  bool resume = false;           // continue from the last one there
+  std::string trace;             // empty: do not
 };
 
 using examples::UsageError;

@@ -10,6 +10,7 @@
 
 #include "../common/checkpoints.h"
 #include "../common/data/cifar.h"
+#include "../common/leave_on_signal.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
 #include "../common/rank_device.h"
@@ -43,6 +44,7 @@ Net make_net(const Options& options) {
 }  // namespace
 
 void run(const Options& options, examples::Progress& progress) {
+  examples::LeaveOnSignal leaving(options.leave_on_signal);
   Data data;
   examples::on_all_ranks([&] { data = prepare(options); });
   const int ranks = ddp::get_world_size();
@@ -55,13 +57,19 @@ void run(const Options& options, examples::Progress& progress) {
   auto& checkpointer = training.checkpointer();
   int64_t epoch =
       examples::begin_run(checkpointer, options.checkpoint, options.resume, progress, "epoch");
+  if (training.steps_of_epoch() > 0) {
+    progress.line(c10::str("and after step ", training.steps_of_epoch(), " of epoch ", epoch + 1));
+  }
 
   auto tested = sum_over_ranks(training.evaluate(data.test));
   for (; epoch < options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();
     const auto label = c10::str("epoch ", epoch + 1, "/", options.epochs);
-    const auto trained = sum_over_ranks(training.epoch(
-        epoch, [&](int64_t done, int64_t total) { progress.step(label, done, total); }));
+    const auto trained = sum_over_ranks(training.epoch(epoch, [&](int64_t done, int64_t total) {
+      progress.step(label, done, total);
+      leaving.check(
+          checkpointer, epoch, c10::str("step ", done, " of epoch ", epoch + 1), progress);
+    }));
     tested = sum_over_ranks(training.evaluate(data.test));
     report_epoch(epoch, options.epochs, trained, tested, start, progress);
     if (checkpointer) checkpointer->save(epoch + 1);

@@ -72,6 +72,7 @@ Training::Training(
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(options.checkpoint, ddp::CheckpointerOptions().process_group(group_));
   checkpointer_->add("model", model_).add("optimizer", optimizer_);
+  checkpointer_->add("sampler", sampler_).add("step", step_).add_per_rank("tally", tally_);
 }
 
 // Moves images to the device and the dtype of the parameters.
@@ -90,10 +91,8 @@ examples::Tally Training::epoch(
   const auto images_of_step =
       static_cast<double>(std::min(batch_size, share) * ddp::get_world_size(group_));
   const double highest = options_.lr * images_of_step / kReferenceBatch;
-  examples::Tally total;
-  int64_t step = 0;
   for (auto& batch : *loader_) {
-    const double share_of_rate = rate_of_step(epoch * steps + step, options_.epochs * steps);
+    const double share_of_rate = rate_of_step(epoch * steps + step_, options_.epochs * steps);
     for (auto& group : optimizer_.param_groups()) group.options().set_lr(highest * share_of_rate);
     const auto images = input(batch.images);
     const auto labels = batch.labels.to(images.device());
@@ -101,10 +100,13 @@ examples::Tally Training::epoch(
     const auto prediction = predict(model_, images, labels, options_.amp);
     prediction.loss.backward();
     optimizer_.step();
-    total += prediction.tally;
-    if (on_step) on_step(++step, steps);
+    tally_ += prediction.tally;
+    sampler_.consume(batch.indices.size());  // the loader draws ahead
+    ++step_;
+    if (on_step) on_step(step_, steps);
   }
-  return total;
+  step_ = 0;
+  return std::exchange(tally_, {});
 }
 
 examples::Tally Training::evaluate(const examples::LabeledImages& images) {

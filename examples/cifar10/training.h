@@ -31,7 +31,8 @@ class Training {
       const Options& options, Net net, examples::LabeledImages images,
       const ddp::GroupArg& group = {});
 
-  /// Trains on this rank's share of the images, once.
+  /// Trains on this rank's share of the images, once; of an epoch that a checkpoint has a part of,
+  /// on the rest.
   ///
   /// \param on_step  called after each step, with the number of steps done and of the epoch's.
   /// \return the tally of this rank's samples.
@@ -42,6 +43,8 @@ class Training {
   examples::Tally evaluate(const examples::LabeledImages& images);
 
   ddp::DistributedDataParallel<Net>& model() { return model_; }
+  /// How many steps of an epoch are done that is not over.
+  int64_t steps_of_epoch() const { return step_; }
   /// The checkpointer of --checkpoint; a checkpoint's step is the number of epochs done.
   std::optional<ddp::Checkpointer>& checkpointer() { return checkpointer_; }
 
@@ -58,6 +61,8 @@ class Training {
   std::shared_ptr<ddp::PrefetchLoader<std::unique_ptr<Loader>, Augmentation>> loader_;
   ddp::DistributedDataParallel<Net> model_;
   torch::optim::SGD optimizer_;
+  int64_t step_ = 0;       // of the current epoch
+  examples::Tally tally_;  // of the current epoch
   // After the members that it saves, so that its destructor finishes the last save before theirs.
   std::optional<ddp::Checkpointer> checkpointer_;
 };

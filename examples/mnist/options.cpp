@@ -43,6 +43,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.add_option("--checkpoint-every", options.checkpoint_every, "Steps from one to the next")
       ->needs(checkpoint)
       ->check(between<int64_t>(1, 1000000));
+  app.add_flag(
+         "--leave-on-signal", options.leave_on_signal,
+         "At SIGTERM, SIGUSR1 or SIGUSR2 to a rank, save and leave with exit code 143")
+      ->needs(checkpoint);
   app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
       ->needs(checkpoint);
   app.add_option(

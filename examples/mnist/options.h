@@ -24,6 +24,7 @@ struct Options {
   std::string save;               // empty: do not
   std::string checkpoint;         // folder; empty: do not
   int64_t checkpoint_every = 50;  // steps
+  bool leave_on_signal = false;   // save and leave on all ranks at a signal to one
   bool resume = false;            // continue from the last one there
   std::string trace;              // empty: do not
 };

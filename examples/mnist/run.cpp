@@ -18,6 +18,7 @@
 
 #include "../common/checkpoints.h"
 #include "../common/data/idx.h"
+#include "../common/leave_on_signal.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
 #include "../common/rank_device.h"
@@ -89,7 +90,7 @@ class Training {
   int64_t epoch() const { return static_cast<int64_t>(sampler_.epoch()); }
 
   /// \return the tally of this rank's samples.
-  Tally train_epoch(int64_t epoch, examples::Progress& progress) {
+  Tally train_epoch(int64_t epoch, examples::LeaveOnSignal& leaving, examples::Progress& progress) {
     model_->train();
     sampler_.set_epoch(static_cast<size_t>(epoch));
     const auto label = c10::str("epoch ", epoch + 1, "/", options_.epochs);
@@ -99,6 +100,7 @@ class Training {
       ++step_;
       progress.step(label, step_ - epoch * steps_per_epoch_, steps_per_epoch_);
       if (checkpointer_) checkpointer_->maybe_save(step_);
+      leaving.check(checkpointer_, step_, c10::str("step ", step_), progress);
     }
     return std::exchange(tally_, {});
   }
@@ -134,6 +136,7 @@ void run(const Options& options, examples::Progress& progress) {
   const int world_size = ddp::get_world_size();
   const auto device = examples::rank_device(options.backend);
   if (options.threads > 0) at::set_num_threads(options.threads);
+  examples::LeaveOnSignal leaving(options.leave_on_signal);
 
   Data data;
   examples::on_all_ranks([&] { data = prepare(options, rank); });
@@ -147,7 +150,7 @@ void run(const Options& options, examples::Progress& progress) {
   Tally tested;
   for (int64_t epoch = training.epoch(); epoch < options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();
-    const auto trained = sum_over_ranks(training.train_epoch(epoch, progress));
+    const auto trained = sum_over_ranks(training.train_epoch(epoch, leaving, progress));
     tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size));
     report_epoch(epoch, options.epochs, trained, tested, start, progress);
   }

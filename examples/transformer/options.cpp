@@ -125,6 +125,11 @@ void add_files(CLI::App& app, Options& options) {
   app.add_option("--checkpoint-every", options.checkpoint_every, "Steps from one to the next")
       ->needs(checkpoint)
       ->check(between<int64_t>(1, 1000000000));
+  app.add_flag(
+         "--leave-on-signal", options.leave_on_signal,
+         "At SIGTERM, SIGUSR1 or SIGUSR2 to a rank, save and leave with exit code 143")
+      ->needs(checkpoint)
+      ->excludes(app.get_option("--elastic"));  // whose ranks leave one by one
   app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
       ->needs(checkpoint);
   app.add_option("--load", options.load, "File of weights to begin with, of --save or Python's");

@@ -60,6 +60,7 @@ struct Options {
   int64_t report_every = 100;
   std::string checkpoint;          // folder; empty: do not
   int64_t checkpoint_every = 100;  // steps
+  bool leave_on_signal = false;    // save and leave on all ranks at a signal to one
   bool resume = false;             // continue from the last one there
   std::string load;                // empty: begin with random weights
   std::string save;                // empty: do not

@@ -174,6 +174,7 @@ bool is_report_due(const Options& options, int64_t step) {
 
 void run_on_these_ranks(const Options& options) {
   const examples::DefaultGroup default_group(options.backend);
+  examples::LeaveOnSignal leaving(options.leave_on_signal);
   auto progress = examples::progress_of_rank();
   const auto groups = make_groups(options);
   const auto data = prepare(options, groups);
@@ -193,6 +194,7 @@ void run_on_these_ranks(const Options& options) {
       report_steps(options, data, training, std::exchange(in_steps, {}), progress);
     }
     training.save_if_due();
+    training.leave_if_told(leaving, progress);
   }
   training.finish();
   report_end(options, data, training, progress);

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <ddp/equal_batches.h>
 #include <ddp/gradients.h>
 #include <ddp/replicas.h>
@@ -178,6 +179,10 @@ void Training::save_if_due() {
   } else {
     checkpointer_->maybe_save(steps_done_);
   }
+}
+
+void Training::leave_if_told(examples::LeaveOnSignal& leaving, examples::Progress& progress) {
+  leaving.check(checkpointer_, steps_done_, c10::str("step ", steps_done_), progress);
 }
 
 void Training::finish() {

@@ -12,6 +12,7 @@
 #include <ddp/sampler.h>
 #include <ddp/zero.h>
 
+#include "../common/leave_on_signal.h"
 #include "../common/progress.h"
 #include "../common/tally.h"
 #include "model/trained_model.h"
@@ -59,6 +60,8 @@ class Training {
   void begin(examples::Progress& progress);
   /// Saves if a save is due, and after the last step. Collective: yes.
   void save_if_due();
+  /// Where a rank was told to, saves and ends the process on all ranks. Collective: yes.
+  void leave_if_told(examples::LeaveOnSignal& leaving, examples::Progress& progress);
   /// Returns once the last checkpoint is on the disk, and the last exchange over. Collective: yes.
   void finish();
   /// Throws where ranks differ in parameters that are the same on both. Collective: yes.

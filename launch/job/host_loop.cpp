@@ -200,7 +200,10 @@ void HostLoop::on_signal(int signal) {
   output_.say(
       "got " + signal_name(signal) +
       (ranks > 0 ? "; passing it on to " + count_of(ranks, "rank") : ""));
-  if (!is_asked_to_end) return send_to_ranks(signal);
+  if (!is_asked_to_end) {
+    job_.send(str("notice ", signal));  // before a rank can end by it
+    return send_to_ranks(signal);
+  }
   next_ = Next::Exit;
   begin_ending(signal, grace_or(kGraceAfterSignal));
 }

@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kStopLimit(20000);  // after which a launche
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
 constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
+// As of a process that SIGTERM has ended; ranks that leave after a notice have it, too.
+constexpr int kLeftCode = 128 + SIGTERM;
 
 std::string first_word(const std::string& line) { return line.substr(0, line.find(' ')); }
 
@@ -44,6 +46,7 @@ Job::Job(
 /// A new port, so that connections left over from an earlier attempt cannot reach this one.
 void Job::renew(std::optional<Remembered> remembered) {
   code_ = 0;
+  noticed_ = false;
   if (options_.elastic) membership_.emplace(limits(), now_, std::move(remembered));
   const bool is_given = !options_.elastic && hosts_that_agree(options_) == 1;
   port_ = is_given && options_.master_port != 0 ? options_.master_port : wires_.new_port();
@@ -224,6 +227,8 @@ void Job::take_from_launcher(Client client, const std::string& line) {
   } else if (word == "signal") {
     int signal = 0;
     if (words >> signal) on_signal(client, signal);
+  } else if (word == "notice") {
+    noticed_ = true;
   } else if (word == "bye") {
     launchers_.erase(client);
     count_launchers();
@@ -303,8 +308,16 @@ bool Job::dies_again_and_again(int rank) {
   return deaths.size() == kDeathsInARow && now_ - deaths.front() <= kDeathsWithin;
 }
 
+/// A rank left after SIGUSR1 or SIGUSR2 to a ddprun, and the others leave with it. They would only
+/// be told again where they are.
+void Job::let_leave(Client client, const Exit& exit) {
+  wires_.send(client, "say " + exit.report() + "; the job leaves and is not started again");
+  finish(exit.code, "", options_.grace.value_or(kLastWords).count());
+}
+
 /// A rank failed, and takes the attempt with it.
 void Job::fail(Client client, const Exit& exit) {
+  if (noticed_ && exit.code == kLeftCode) return let_leave(client, exit);
   const auto others = static_cast<int>(launchers_.at(client).running.size());
   auto report = exit.report();
   if (others > 0) report += "; ending the other " + count_of(others, "rank");

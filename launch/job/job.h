@@ -17,7 +17,8 @@ namespace ddp::launch {
 /// Launchers and members are clients that speak in lines:
 ///
 ///   launcher  host TOKEN ELASTIC NODE NODES RANKS RESTARTS HELD
-///             started RANK PID | exited RANK PID CODE ASKED HOW | gone | signal NUMBER | bye
+///             started RANK PID | exited RANK PID CODE ASKED HOW | gone | signal NUMBER |
+///             notice NUMBER | bye
 ///             (of a rank that could not be started, PID is 0)
 ///   job       start NUMBER PORT | replace RANK NUMBER PORT | kill RANK PID | stop | say TEXT
 ///             finish CODE MILLISECONDS TEXT
@@ -90,6 +91,7 @@ class Job {
   void replace(Client client, const Exit& exit);
   bool dies_again_and_again(int rank);
   void fail(Client client, const Exit& exit);
+  void let_leave(Client client, const Exit& exit);
   void start_all_again(int code);
   void say_of_another_host(Client origin);
   void finish(
@@ -124,6 +126,7 @@ class Job {
   int seen_launchers_ = 0;
   int lost_launchers_ = 0;  // without a word: their processes may run
   int code_ = 0;            // of the rank that failed
+  bool noticed_ = false;    // the ranks of this attempt may have been told to leave
   std::optional<int> exit_code_;
 };
 

@@ -182,3 +182,39 @@ TEST_CASE("a resumed training ends in the same bits", "[examples][ranks]") {
   });
   for (const auto& [whole, resumed] : ends) CHECK(all_equal(whole, resumed));
 }
+
+TEST_CASE("a training that left within an epoch ends in the same bits", "[examples][ranks]") {
+  const auto data = cifar10::draw_shapes(60, 1);
+  const TemporaryFolder folder;
+  constexpr int kRanks = 2;
+  const auto networks = equal_networks(2 * kRanks, tiny(/*batch_norm=*/true));
+  struct End {
+    std::vector<at::Tensor> whole, resumed;
+    int64_t samples = 0;
+    int64_t steps = 0;
+  };
+  const auto ends = run_ranks<End>(kRanks, [&](const Rank& self) {
+    auto options = options_for(10, 2);
+    options.checkpoint = folder.path();
+    auto net = networks[self.rank];
+    Training whole(options, net, data, self.group);
+    whole.epoch(0);
+    whole.epoch(1, [&](int64_t done, int64_t) {
+      if (done != 2) return;
+      whole.checkpointer()->save(1);
+      whole.checkpointer()->wait();
+    });
+
+    auto other = networks[kRanks + self.rank];
+    Training resumed(options, other, data, self.group);
+    const int64_t epoch = *resumed.checkpointer()->load_latest();
+    const int64_t steps = resumed.steps_of_epoch();
+    const auto tally = resumed.epoch(epoch);
+    return End{state_of(*net), state_of(*other), tally.samples, steps};
+  });
+  for (const auto& end : ends) {
+    CHECK(end.steps == 2);
+    CHECK(end.samples == 30);  // of the whole epoch
+    CHECK(all_equal(end.whole, end.resumed));
+  }
+}

@@ -59,7 +59,7 @@ TEST_CASE("--help names every option and its default", "[examples][pure]") {
   CHECK_FALSE(parse({"--help"}, help).has_value());
   for (const char* option :
        {"--epochs", "--batch-size", "--lr", "--seed", "--backend", "--bucket-cap-mb", "--threads",
-        "--tune-bucket-cap", "--data", "--save", "--trace"}) {
+        "--tune-bucket-cap", "--data", "--save", "--trace", "--leave-on-signal"}) {
     CHECK_THAT(help.str(), ContainsText(option));
   }
   CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // depends on CLI11's version

@@ -7,6 +7,7 @@
 
 #include "launch/processes/signals.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -100,6 +101,28 @@ TEST_CASE("SIGUSR1 and SIGUSR2 reach every rank and end nothing", "[process]") {
   CHECK(ended.code == 0);
   const std::string line = "ddprun: got " + name + "; passing it on to 2 ranks\n";
   CHECK(ended.err == line + line);
+}
+
+TEST_CASE("ranks that leave after SIGUSR1 are not started again", "[process]") {
+  // Each has its own way to end: the first one that ends does not take the other's time.
+  const TemporaryFolder folder;
+  const std::string first = folder.file("first");
+  Process job(
+      ddprun_sh(
+          {"-n", "2", "--max-restarts", "3", "--grace", "1000"},
+          "trap 'left=1' USR1; echo ready; until [ \"$left\" ]; do sleep 0.01; done; "
+          "if [ $RANK = 1 ]; then touch " +
+              first + "; else until [ -e " + first +
+              " ]; do sleep 0.01; done; echo saved; fi; exit 143"),
+      in_one_stream());
+  job.read_until("ready", 2);
+  job.send(SIGUSR1);
+  const Ended ended = job.wait();
+  INFO(ended.out);
+  CHECK(ended.code == 143);
+  CHECK_THAT(
+      ended.out, ContainsText("exited with code 143; the job leaves and is not started again"));
+  CHECK_THAT(ended.out, ContainsText("[0] saved") && !ContainsText("restart"));
 }
 
 TEST_CASE("SIGUSR1 does not cut off output that is still to be written", "[process]") {

@@ -117,6 +117,49 @@ TEST_CASE("a signal while an attempt is being ended leaves the failure's exit co
   CHECK(job.exit_code() == 7);
 }
 
+TEST_CASE("ranks that leave after a notice are not started again", "[pure]") {
+  Told job(2, 3);
+  job.join(1, 0, "2 2 3");
+  job.join(2, 1, "2 2 3");
+  for (int rank = 0; rank < 4; ++rank) {
+    job.say(1 + rank / 2, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
+  }
+  job.to(1);
+  job.to(2);
+  // To the ranks of one host. The first to leave is another host's.
+  job.say(1, "notice 10");
+  job.say(2, "exited 3 13 143 0 exited with code 143");
+  CHECK(
+      job.to(2) ==
+      Lines{
+          "say rank 3 (pid 13) exited with code 143; the job leaves and is not started again",
+          "finish 143 30000 "});
+  CHECK(job.to(1) == Lines{"finish 143 30000 "});
+  CHECK(job.exit_code() == 143);
+}
+
+TEST_CASE("after a notice a failure is one, and code 143 without a notice", "[pure]") {
+  Told job(1, 3);
+  job.join(1, 0, "1 2 3");
+  job.say(1, "started 0 10");
+  job.say(1, "started 1 11");
+  SECTION("another code") {
+    job.say(1, "notice 10");
+    job.say(1, "exited 1 11 1 0 exited with code 1");
+  }
+  SECTION("no notice") { job.say(1, "exited 1 11 143 0 exited with code 143"); }
+  SECTION("a notice of the attempt before") {
+    job.say(1, "notice 10");
+    job.say(1, "exited 1 11 1 0 exited with code 1");
+    job.say(1, "gone");
+    job.say(1, "started 0 12");
+    job.say(1, "started 1 13");
+    job.say(1, "exited 1 13 143 0 exited with code 143");
+  }
+  CHECK(job.to(1).back() == "stop");
+  CHECK(!job.exit_code());
+}
+
 TEST_CASE("one host without restarts keeps the port that it was given", "[pure]") {
   Told job(1, 1, 29500);
   job.join(1, 0, "1 2 1");

@@ -54,6 +54,7 @@
 #include <ddp/pipeline_schedule.h>
 #include <ddp/pipeline_stats.h>
 #include <ddp/power_sgd.h>
+#include <ddp/preemption_notice.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
 #include <ddp/profiler.h>
