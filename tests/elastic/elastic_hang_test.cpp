@@ -25,14 +25,14 @@ using namespace testing;
 
 constexpr int64_t kSteps = 6;
 
-struct Result {
+struct HangResult {
   int64_t steps = 0;
   std::string fenced;
 };
 
 /// Counts steps. The process of slot 1 hangs in the third one until `released`, which the others
 /// set once they are done.
-Result count_steps(const std::string& coordinator, std::atomic<bool>& released) {
+HangResult count_steps(const std::string& coordinator, std::atomic<bool>& released) {
   Elastic run(ElasticOptions()
                   .coordinator(coordinator)
                   .seed(-1)
@@ -58,15 +58,15 @@ Result count_steps(const std::string& coordinator, std::atomic<bool>& released) 
 TEST_CASE("a rank that hangs in the user's code is accused, and replaced", "[ranks][elastic]") {
   std::atomic<bool> released{false};
   const TestCoordinator coordinator(/*max_ranks=*/3, /*min_ranks=*/3);
-  const auto results = run_ranks<Result>(4, [&](const Rank& /*self*/) {  // one waits to join
+  const auto results = run_ranks<HangResult>(4, [&](const Rank& /*self*/) {  // one waits to join
     try {
       return count_steps(coordinator.address(), released);
     } catch (const Fenced& error) {
-      return Result{0, error.what_without_backtrace()};
+      return HangResult{0, error.what_without_backtrace()};
     }
   });
   const auto finished = std::count_if(
-      results.begin(), results.end(), [](const Result& one) { return one.steps == kSteps; });
+      results.begin(), results.end(), [](const HangResult& one) { return one.steps == kSteps; });
   CHECK(finished == 3);
   for (const auto& one : results) {
     if (one.steps == kSteps) continue;

@@ -12,7 +12,7 @@ from made_up_hosts import in_namespaces_of_our_own, pids_of
 from slurm_cluster import PATIENCE, Slurm, wait_until
 
 BIN, FOLDER = map(os.path.abspath, sys.argv[1:3])
-PROBE, MNIST, MPI = f"{BIN}/world_probe", f"{BIN}/mnist", f"{BIN}/mpi_world"
+PROBE, MNIST, MPI, ELASTIC = (f"{BIN}/{name}" for name in ("world_probe", "mnist", "mpi_world", "elastic"))
 
 
 def expect(condition, what, output):
@@ -84,6 +84,44 @@ def cancelled_job_leaves_nothing(slurm):
     print(f"  no rank was left {time.monotonic() - began:.1f} s after scancel")
 
 
+def batch_shell_without_srun_is_an_error(slurm):
+    job = slurm.submit("-n", "4", "--wrap", PROBE)
+    expect(job.end() == "FAILED", "a failed job", job.text())
+    expect("srun" in job.text() and "SLURM_NTASKS" in job.text(), "an error that says srun", job.text())
+
+
+def allocation_starts_programs(slurm):
+    """A program alone is a world of one; mpirun starts ranks on both hosts, which find the first one."""
+    code, output = slurm.run("salloc", "-N", "2", "-n", "4", PROBE)
+    expect(code == 0 and "rank 0 of 1 sum 0" in output, "a world of one", output)
+    code, output = slurm.run("salloc", "-N", "2", "-n", "4", "mpirun", "--allow-run-as-root", PROBE)
+    expect(code == 0, "exit code 0 of mpirun", output)
+    expect_world(4, output)
+
+
+def notice_saves_and_requeues(slurm):
+    """A signal before the end of the time: saved, queued again by the script, and resumed at that step."""
+    checkpoints = slurm.folder / "checkpoints"
+    job = slurm.submit("--ntasks-per-node=2", "--cpus-per-task=1", f"{FOLDER}/slurm.sbatch", MNIST, "--epochs", "6000",
+                       "--checkpoint", checkpoints, "--resume", "--leave-on-signal")
+    job.wait_for("epoch 1/6000")
+    slurm.run("scancel", "--signal=USR1", job.id)
+    job.wait_for("resumed after step")
+    left, resumed = re.search(r"leaves after step (\d+)", job.text()), re.search(r"resumed after step (\d+)", job.text())
+    expect(left and left[1] == resumed[1], "the step after which the ranks left", job.text())
+    slurm.run("scancel", job.id)
+    wait_until("the ranks' end", lambda: not ranks_of(job))
+
+
+def elastic_job_replaces_a_rank(slurm):
+    job = slurm.submit("--cpus-per-task=4", f"{FOLDER}/elastic.sbatch", ELASTIC, "300")
+    job.wait_for("generation 1: ")
+    os.kill(pids_of(lambda arguments, environment: arguments[0] == ELASTIC and environment.get("DDP_SLOT") == "5")[0], 9)
+    job.wait_for("generation 2: ")
+    slurm.run("scancel", job.id)
+    wait_until("the ranks' end", lambda: not pids_of(lambda arguments, _: arguments[0] == ELASTIC))
+
+
 def ranks_of(job):
     return pids_of(lambda arguments, environment: arguments[0] == MNIST and environment.get("SLURM_JOB_ID") == job.id)
 
@@ -94,7 +132,8 @@ def trains(pid):
 
 
 CASES = [srun_meets, mpi_runs_over_pmix, shipped_files_start_their_ranks, array_jobs_share_a_host, killed_rank_is_named,
-         cancelled_job_leaves_nothing]
+         cancelled_job_leaves_nothing, batch_shell_without_srun_is_an_error, allocation_starts_programs,
+         notice_saves_and_requeues, elastic_job_replaces_a_rank]
 
 if __name__ == "__main__":
     in_namespaces_of_our_own()
