@@ -251,7 +251,9 @@ void Job::on_exited(Client client, const Exit& exit) {
   if (!is_known && (known != running.end() || !membership_)) return;
   if (is_known) running.erase(known);
   if (state_ == State::Stopping || state_ == State::Over) {
-    if (exit.code != 0 && !exit.asked) wires_.send(client, "say " + exit.report());
+    if (exit.code != 0 && !exit.asked && !leaves(exit)) {
+      wires_.send(client, "say " + exit.report());
+    }
   } else if (membership_) {
     on_member_exited(client, exit);
   } else if (exit.code != 0) {
@@ -308,6 +310,8 @@ bool Job::dies_again_and_again(int rank) {
   return deaths.size() == kDeathsInARow && now_ - deaths.front() <= kDeathsWithin;
 }
 
+bool Job::leaves(const Exit& exit) const { return noticed_ && exit.code == kLeftCode; }
+
 /// A rank left after SIGUSR1 or SIGUSR2 to a ddprun, and the others leave with it. They would only
 /// be told again where they are.
 void Job::let_leave(Client client, const Exit& exit) {
@@ -317,7 +321,7 @@ void Job::let_leave(Client client, const Exit& exit) {
 
 /// A rank failed, and takes the attempt with it.
 void Job::fail(Client client, const Exit& exit) {
-  if (noticed_ && exit.code == kLeftCode) return let_leave(client, exit);
+  if (leaves(exit)) return let_leave(client, exit);
   const auto others = static_cast<int>(launchers_.at(client).running.size());
   auto report = exit.report();
   if (others > 0) report += "; ending the other " + count_of(others, "rank");

@@ -91,6 +91,7 @@ class Job {
   void replace(Client client, const Exit& exit);
   bool dies_again_and_again(int rank);
   void fail(Client client, const Exit& exit);
+  bool leaves(const Exit& exit) const;
   void let_leave(Client client, const Exit& exit);
   void start_all_again(int code);
   void say_of_another_host(Client origin);

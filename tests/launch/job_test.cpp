@@ -136,6 +136,10 @@ TEST_CASE("ranks that leave after a notice are not started again", "[pure]") {
           "finish 143 30000 "});
   CHECK(job.to(1) == Lines{"finish 143 30000 "});
   CHECK(job.exit_code() == 143);
+  job.say(1, "exited 1 11 143 0 exited with code 143");  // before the host had that line
+  CHECK(job.to(1).empty());
+  job.say(1, "exited 0 10 1 0 exited with code 1");
+  CHECK(job.to(1) == Lines{"say rank 0 (pid 10) exited with code 1"});
 }
 
 TEST_CASE("after a notice a failure is one, and code 143 without a notice", "[pure]") {
