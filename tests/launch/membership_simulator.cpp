@@ -1,6 +1,7 @@
 #include "launch/membership_simulator.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
@@ -659,5 +660,10 @@ class Simulation {
 }  // namespace
 
 Outcome simulate(const Schedule& schedule) { return Simulation(schedule).run(); }
+
+int schedules() {
+  const char* count = std::getenv("DDP_SCHEDULES");
+  return count == nullptr ? 1500 : std::atoi(count);
+}
 
 }  // namespace ddp::testing

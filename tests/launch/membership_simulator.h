@@ -35,4 +35,7 @@ struct Outcome {
 /// applied step wins, that numbers grow, and that the job ends.
 Outcome simulate(const Schedule& schedule);
 
+/// How many a test runs: DDP_SCHEDULES, or 1500.
+int schedules();
+
 }  // namespace ddp::testing

@@ -1,151 +1,16 @@
 #include <chrono>
-#include <cstdlib>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/membership/member.h"
 #include "launch/job/job.h"
-#include "launch/membership/membership.h"
+#include "launch/membership_job.h"
 #include "launch/membership_simulator.h"
 
 #include "support/catch.h"
 
 using namespace ddp::testing;
-using namespace ddp::membership;
-using namespace std::chrono_literals;
-using ddp::launch::Membership;
-using ddp::launch::MembershipLimits;
-using ddp::launch::Remembered;
-
-namespace {
-
-int schedules() {
-  const char* count = std::getenv("DDP_SCHEDULES");
-  return count == nullptr ? 1500 : std::atoi(count);
-}
-
-MembershipLimits limits_of(int ranks, int min_ranks) {
-  MembershipLimits limits;
-  limits.slots = limits.max_ranks = ranks;
-  limits.min_ranks = min_ranks;
-  return limits;
-}
-
-/// A machine, and the orders that it gave. Process n has id n + 1, connection n and pid 100 + n.
-class Job {
- public:
-  explicit Job(const MembershipLimits& limits, std::optional<Remembered> earlier = {})
-      : machine_(limits, 0ms, std::move(earlier)) {}
-
-  /// No launcher is there.
-  void start_by_hand() { machine_.set_launched(false); }
-
-  void say(int process, const MemberMessage& message) {
-    machine_.on_message(now_, process, message);
-    obey();
-  }
-  void hello(int process, int slot) {
-    say(process, Hello{"t", static_cast<ProcessId>(process + 1), slot, 100 + process, "h"});
-  }
-  void enter(const std::vector<int>& processes) {
-    for (const int process : processes) say(process, Met{form.generation});
-    for (const int process : processes) say(process, Entered{form.generation});
-  }
-  void report(const std::vector<int>& processes, int64_t applied) {
-    for (const int process : processes) {
-      say(process, Report{gather.generation, applied, 0, Holding::Whole});
-    }
-  }
-  void begin(int ranks) {
-    for (int process = 0; process < ranks; ++process) hello(process, process);
-    for (int process = 0; process < ranks; ++process) say(process, Waits{});
-    enter(all(ranks));
-  }
-  void close(int process) {
-    machine_.on_closed(now_, process);
-    obey();
-  }
-  /// Its connection ends, and it does not come back.
-  void lose(int process, const std::vector<int>& others) {
-    close(process);
-    pass(2s, others);
-  }
-  /// It comes from another connection.
-  void come_back(int process, int connection, int64_t generation, bool trains) {
-    const auto id = static_cast<ProcessId>(process + 1);
-    say(connection, Back{"t", id, process, 100 + process, "h", generation, trains});
-  }
-  void look_at_time() {
-    machine_.on_time(now_);
-    obey();
-  }
-  /// This process does not run.
-  void stand_still(Membership::Time time) { now_ += time; }
-  void die(int process) {
-    machine_.on_exited(now_, process, 100 + process, "was killed");
-    obey();
-  }
-  /// Time passes, while these processes show that they live.
-  void pass(Membership::Time time, const std::vector<int>& alive) {
-    const auto until = now_ + time;
-    while (now_ < until) {
-      now_ += 500ms;
-      for (const int process : alive) say(process, Alive{});
-      machine_.on_time(now_);
-      obey();
-    }
-  }
-  static std::vector<int> all(int ranks) {
-    std::vector<int> processes;
-    for (int process = 0; process < ranks; ++process) processes.push_back(process);
-    return processes;
-  }
-  std::vector<int> slots() const {
-    std::vector<int> slots;
-    for (const Place& place : form.members) slots.push_back(place.slot);
-    return slots;
-  }
-
-  Form form;      // the last one
-  Gather gather;  // the last one
-  You you;        // the last one
-  int changes = 0;
-  int forms = 0;
-  std::vector<int> fenced, let_go, killed, closed, stores;  // connections, and pids
-  std::optional<Membership::Finish> finish;
-  bool again = false;
-  Remembered remembered;
-
- private:
-  void obey() {
-    for (const auto& order : machine_.take_orders()) {
-      if (const auto* send = std::get_if<Membership::Send>(&order)) {
-        if (const auto* one = std::get_if<Form>(&send->message)) form = *one;
-        forms += std::holds_alternative<Form>(send->message);
-        if (const auto* one = std::get_if<Gather>(&send->message)) gather = *one;
-        if (const auto* one = std::get_if<You>(&send->message)) you = *one;
-        if (std::holds_alternative<Change>(send->message)) ++changes;
-        if (std::holds_alternative<Store>(send->message)) stores.push_back(send->to);
-        if (std::holds_alternative<Fenced>(send->message)) fenced.push_back(send->to);
-        if (std::holds_alternative<End>(send->message)) let_go.push_back(send->to);
-      }
-      if (const auto* one = std::get_if<Membership::Close>(&order)) {
-        closed.push_back(one->connection);
-      }
-      if (const auto* one = std::get_if<Membership::Kill>(&order)) killed.push_back(one->pid);
-      if (const auto* one = std::get_if<Membership::Finish>(&order)) finish = *one;
-      if (const auto* one = std::get_if<Membership::Remember>(&order)) remembered = one->state;
-      again = again || std::holds_alternative<Membership::StartAgain>(order);
-    }
-  }
-
-  Membership machine_;
-  Membership::Time now_{0};
-};
-
-}  // namespace
 
 TEST_CASE("messages are lines, and other lines are none", "[pure]") {
   const Form form{3, 117, 118, {{7, 0}, {9, 3}}, {9}};
@@ -306,6 +171,18 @@ TEST_CASE("a rank that half of the others accuse has little time to answer", "[p
   CHECK(job.killed == std::vector<int>{102});
 }
 
+TEST_CASE("an accused rank that alone does not answer has little time to do so", "[pure]") {
+  Job job(limits_of(4, 1));
+  job.begin(4);
+  job.say(0, Lost{1, {4}, {"timeout"}});  // the others are stopped before they accuse it
+  job.report({0, 1}, 5);
+  job.pass(20s, {0, 1, 2, 3});
+  CHECK(job.killed.empty());
+  job.report({2}, 5);
+  job.look_at_time();
+  CHECK(job.killed == std::vector<int>{103});
+}
+
 TEST_CASE("a step that is lost three times ends the job with the first cause", "[pure]") {
   Job job(limits_of(4, 1));
   job.begin(4);
@@ -351,121 +228,6 @@ TEST_CASE("a loss before the first generation is entered starts all again", "[pu
   job.say(0, Entered{1});
   job.die(1);
   CHECK(job.again);
-}
-
-TEST_CASE("a member whose connection breaks has its part again once it is back", "[pure]") {
-  Job job(limits_of(2, 1));
-  job.begin(2);
-  SECTION("while it trains") {
-    job.close(1);
-    job.pass(1500ms, {0});
-    job.come_back(1, 11, 1, true);
-    job.pass(60s, {0, 11});
-    CHECK(job.gather.generation == 0);
-    job.say(0, Done{});
-    job.say(11, Done{});
-    REQUIRE(job.finish);
-    CHECK(job.finish->code == 0);
-  }
-  SECTION("before the coordinator knows of the end of its connection") {
-    job.come_back(1, 11, 1, true);
-    CHECK(job.closed == std::vector<int>{1});
-    job.close(1);
-    job.say(1, Done{});  // an old line
-    CHECK(job.closed == std::vector<int>{1, 1});
-    job.pass(60s, {0, 11});
-    CHECK(job.gather.generation == 0);
-  }
-  SECTION("while it is asked, and did not hear it") {
-    job.say(0, Lost{1, {}, {"a connection broke"}});
-    job.report({0}, 5);
-    job.close(1);
-    job.gather = {};
-    job.come_back(1, 11, 1, false);
-    CHECK(job.gather.generation == 2);
-    job.report({11}, 5);
-    CHECK(job.slots() == std::vector<int>{0, 1});
-  }
-  SECTION("after its report, and the others wait for it") {
-    job.say(0, Lost{1, {}, {"a connection broke"}});
-    job.report({1}, 5);
-    job.close(1);
-    job.report({0}, 5);
-    CHECK(job.form.generation == 1);
-    job.come_back(1, 11, 2, false);
-    job.look_at_time();
-    CHECK(job.form.generation == 2);
-    SECTION("and the store was told while its connection was broken") {
-      job.close(11);
-      job.say(0, Store{2, "h:1"});
-      const int before = job.forms;
-      job.come_back(1, 12, 2, false);
-      CHECK(job.forms == before + 1);
-      CHECK(job.stores.back() == 12);
-    }
-  }
-  SECTION("it does not come back") {
-    job.close(1);
-    job.pass(1500ms, {0});
-    CHECK(job.killed.empty());
-    job.pass(500ms, {0});
-    CHECK(job.killed == std::vector<int>{101});
-    job.come_back(1, 11, 1, true);
-    CHECK(job.fenced == std::vector<int>{1, 11});
-  }
-  SECTION("another member's group says that it has ended") {
-    job.close(1);
-    job.say(0, Lost{1, {2}, {"rank 1 has ended"}});
-    CHECK(job.killed == std::vector<int>{101});
-  }
-}
-
-TEST_CASE("a process that says hello again is the same one", "[pure]") {
-  Job job(limits_of(2, 2));
-  const auto hello = [&](int process, int connection) {
-    const auto id = static_cast<ProcessId>(process + 1);
-    job.say(connection, Hello{"t", id, process, 100 + process, "h"});
-  };
-  job.hello(0, 0);
-  job.say(0, Waits{});
-  job.hello(1, 1);
-  hello(1, 11);
-  CHECK(job.let_go.empty());
-  CHECK(job.closed == std::vector<int>{1});
-  job.say(11, Waits{});
-  CHECK(job.form.generation == 1);
-  hello(1, 12);  // the generation was formed, and it did not hear it
-  CHECK(job.forms == 3);
-  job.enter({0, 12});
-  hello(1, 11);  // an old line
-  CHECK(job.closed.back() == 11);
-  job.pass(60s, {0, 12});
-  CHECK(job.gather.generation == 0);
-  job.say(13, Hello{"t", 99, 1, 200, "h"});  // another process
-  CHECK(job.let_go == std::vector<int>{13});
-}
-
-TEST_CASE("a coordinator that did not run for a while hears all before it judges", "[pure]") {
-  Job job(limits_of(2, 1));
-  job.begin(2);
-  job.pass(5s, {0, 1});
-  SECTION("none could speak") {
-    job.stand_still(14s);
-    job.look_at_time();
-    CHECK(job.killed.empty());
-    job.pass(9s, {0});
-    CHECK(job.killed.empty());
-    job.pass(1s, {0});
-    CHECK(job.killed == std::vector<int>{101});
-  }
-  SECTION("the end of a connection is the first that it reads") {
-    job.stand_still(14s);
-    job.close(1);
-    job.look_at_time();
-    job.come_back(1, 11, 1, true);
-    job.pass(60s, {0, 11});
-    CHECK(job.killed.empty());
-  }
 }
 
 TEST_CASE("what was started by hand gathers after a loss in the first generation", "[pure]") {
@@ -667,24 +429,4 @@ TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]
   // The schedules must reach what they are for.
   CHECK(generations > schedules());
   CHECK(ended_well > schedules() / 3);
-}
-
-TEST_CASE("broken connections and stops of the coordinator cost no rank and no step", "[pure]") {
-  int breaks = 0, stops = 0;
-  for (int i = 0; i < schedules(); ++i) {
-    Schedule schedule;
-    schedule.seed = static_cast<uint64_t>(i) + 1;
-    schedule.ranks = schedule.min_ranks = 1 + i % 5;
-    schedule.launched = i % 2 == 0;
-    schedule.breaks = schedule.healthy = true;
-    const Outcome outcome = simulate(schedule);
-    if (!outcome.error.empty()) FAIL(outcome.error);
-    const bool ended_well =
-        outcome.code == 0 || outcome.generations == 0;  // the ranks did not meet
-    if (outcome.lost > 0 || !ended_well) FAIL("seed " << schedule.seed << " lost a rank");
-    breaks += outcome.breaks;
-    stops += outcome.stops;
-  }
-  CHECK(breaks > schedules());
-  CHECK(stops > schedules() / 4);
 }

@@ -51,6 +51,7 @@ class Job:
 
     def supervisor(self):
         """The process that coordinates."""
+        wait_until(lambda: children(self.process.pid))
         return children(self.process.pid)[0]
 
     def ranks(self):
@@ -187,7 +188,7 @@ class Coordinator(unittest.TestCase):
             wait_until(lambda: all(connections(rank, "01") - before[rank] for rank in ranks))
         finally:
             os.kill(supervisor, signal.SIGCONT)
-        # It has heard them once more connections of its own are theirs.
+        # It has accepted them once both have one and the same connections.
         wait_until(lambda: all(
             (theirs, own) in connections(supervisor, "01") for rank in ranks for own, theirs in connections(rank, "01")))
         self.assertEqual(job.ranks(), ranks)

@@ -1,0 +1,194 @@
+// Processes that come back, and a coordinator that lacks time, descriptors or room on a disk.
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "launch/job/job.h"
+#include "launch/membership_job.h"
+#include "launch/membership_simulator.h"
+
+#include "support/catch.h"
+
+using namespace ddp::testing;
+
+TEST_CASE("a member whose connection breaks has its part again once it is back", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  SECTION("while it trains") {
+    job.close(1);
+    job.pass(1500ms, {0});
+    job.come_back(1, 11, 1, true);
+    job.pass(60s, {0, 11});
+    CHECK(job.gather.generation == 0);
+    job.say(0, Done{});
+    job.say(11, Done{});
+    REQUIRE(job.finish);
+    CHECK(job.finish->code == 0);
+  }
+  SECTION("before the coordinator knows of the end of its connection") {
+    job.come_back(1, 11, 1, true);
+    CHECK(job.closed == std::vector<int>{1});
+    job.close(1);
+    job.say(1, Done{});  // an old line
+    CHECK(job.closed == std::vector<int>{1, 1});
+    job.pass(60s, {0, 11});
+    CHECK(job.gather.generation == 0);
+  }
+  SECTION("while it is asked, and did not hear it") {
+    job.say(0, Lost{1, {}, {"a connection broke"}});
+    job.report({0}, 5);
+    job.close(1);
+    job.gather = {};
+    job.come_back(1, 11, 1, false);
+    CHECK(job.gather.generation == 2);
+    job.report({11}, 5);
+    CHECK(job.slots() == std::vector<int>{0, 1});
+  }
+  SECTION("after its report, and the others wait for it") {
+    job.say(0, Lost{1, {}, {"a connection broke"}});
+    job.report({1}, 5);
+    job.close(1);
+    job.report({0}, 5);
+    CHECK(job.form.generation == 1);
+    job.come_back(1, 11, 2, false);
+    job.look_at_time();
+    CHECK(job.form.generation == 2);
+    SECTION("and the store was told while its connection was broken") {
+      job.close(11);
+      job.say(0, Store{2, "h:1"});
+      const int before = job.forms;
+      job.come_back(1, 12, 2, false);
+      CHECK(job.forms == before + 1);
+      CHECK(job.stores.back() == 12);
+    }
+  }
+  SECTION("it does not come back") {
+    job.close(1);
+    job.pass(1500ms, {0});
+    CHECK(job.killed.empty());
+    job.pass(500ms, {0});
+    CHECK(job.killed == std::vector<int>{101});
+    job.come_back(1, 11, 1, true);
+    CHECK(job.fenced == std::vector<int>{1, 11});
+  }
+  SECTION("another member's group says that it has ended") {
+    job.close(1);
+    job.say(0, Lost{1, {2}, {"rank 1 has ended"}});
+    CHECK(job.killed == std::vector<int>{101});
+  }
+}
+
+TEST_CASE("a process that says hello again is the same one", "[pure]") {
+  Job job(limits_of(2, 2));
+  const auto hello = [&](int process, int connection) {
+    const auto id = static_cast<ProcessId>(process + 1);
+    job.say(connection, Hello{"t", id, process, 100 + process, "h"});
+  };
+  job.hello(0, 0);
+  job.say(0, Waits{});
+  job.hello(1, 1);
+  hello(1, 11);
+  CHECK(job.let_go.empty());
+  CHECK(job.closed == std::vector<int>{1});
+  job.say(11, Waits{});
+  CHECK(job.form.generation == 1);
+  hello(1, 12);  // the generation was formed, and it did not hear it
+  CHECK(job.forms == 3);
+  job.enter({0, 12});
+  hello(1, 11);  // an old line
+  CHECK(job.closed.back() == 11);
+  job.pass(60s, {0, 12});
+  CHECK(job.gather.generation == 0);
+  job.say(13, Hello{"t", 99, 1, 200, "h"});  // another process
+  CHECK(job.let_go == std::vector<int>{13});
+}
+
+TEST_CASE("a coordinator that did not run for a while hears all before it judges", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.pass(5s, {0, 1});
+  SECTION("none could speak") {
+    job.stand_still(14s);
+    job.look_at_time();
+    CHECK(job.killed.empty());
+    job.pass(9s, {0});
+    CHECK(job.killed.empty());
+    job.pass(1s, {0});
+    CHECK(job.killed == std::vector<int>{101});
+  }
+  SECTION("the end of a connection is the first that it reads") {
+    job.stand_still(14s);
+    job.close(1);
+    job.look_at_time();
+    job.come_back(1, 11, 1, true);
+    job.pass(60s, {0, 11});
+    CHECK(job.killed.empty());
+  }
+}
+
+TEST_CASE(
+    "a job goes on without a start that failed, and without the coordinator's file", "[pure]") {
+  ddp::launch::LaunchOptions options;
+  options.local_ranks = 2;
+  options.max_restarts = 10;
+  options.command = {"train"};
+  options.elastic.emplace();
+  options.elastic->max_ranks = 2;
+  options.elastic->min_ranks = 1;
+  std::vector<std::string> told;  // the launcher
+  ddp::launch::Job::Wires wires;
+  wires.send = [&](int client, const std::string& line) {
+    if (client == 9) told.push_back(line);
+  };
+  wires.close = wires.watch = [](int) {};
+  wires.remember = [](const Remembered&) { throw std::runtime_error("--state: no room"); };
+  wires.new_port = [] { return 1; };
+  wires.say = [](const std::string&) {};
+  wires.reached_at = [](int) { return std::string("127.0.0.1"); };
+  ddp::launch::Job job(options, "t", wires, 0ms);
+  job.on_line(0ms, 9, "host t 1 0 1 2 10 0");
+  for (const int rank : {0, 1}) {
+    job.on_line(0ms, 9, "started " + std::to_string(rank) + " " + std::to_string(100 + rank));
+    const auto id = static_cast<ProcessId>(rank + 1);
+    job.on_line(0ms, rank, line_of(MemberMessage(Hello{"t", id, rank, 100 + rank, "h"})));
+    job.on_line(0ms, rank, "waits");
+  }
+  for (const char* line : {"met 1", "entered 1"}) {
+    for (const int rank : {0, 1}) job.on_line(0ms, rank, line);
+  }
+  job.on_line(0ms, 9, "exited 1 101 137 0 was killed");
+  CHECK(told.back() == "replace 1 1 1");
+  job.on_line(6000ms, 9, "exited 1 0 1 0 could not be started: no descriptor is left");
+  const auto said = told.at(told.size() - 2);
+  CHECK(
+      said ==
+      "say rank 1 could not be started: no descriptor is left; starting another one (2 of 10)");
+  CHECK(told.back() == "replace 1 2 1");
+  const auto is_of_state = [](const std::string& line) {
+    return line.rfind("say --state: no room. The job goes on", 0) == 0;
+  };
+  CHECK(std::count_if(told.begin(), told.end(), is_of_state) == 1);
+}
+
+TEST_CASE("broken connections and stops of the coordinator cost no rank and no step", "[pure]") {
+  int breaks = 0, stops = 0;
+  const int all = schedules() / 3;
+  for (int i = 0; i < all; ++i) {
+    Schedule schedule;
+    schedule.seed = static_cast<uint64_t>(i) + 1;
+    schedule.ranks = schedule.min_ranks = 1 + i % 5;
+    schedule.launched = i % 2 == 0;
+    schedule.breaks = schedule.healthy = true;
+    const Outcome outcome = simulate(schedule);
+    if (!outcome.error.empty()) FAIL(outcome.error);
+    const bool ended_well =
+        outcome.code == 0 || outcome.generations == 0;  // the ranks did not meet
+    if (outcome.lost > 0 || !ended_well) FAIL("seed " << schedule.seed << " lost a rank");
+    breaks += outcome.breaks;
+    stops += outcome.stops;
+  }
+  CHECK(breaks > all);
+  CHECK(stops > all / 4);
+}
