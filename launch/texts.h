@@ -1,10 +1,19 @@
 #pragma once
 
+#include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <system_error>
+#include <vector>
 
 namespace ddp::launch {
+
+/// The limit of one host's ranks; a larger number is more likely a typo than a machine.
+constexpr int kMaxLocalRanks = 1024;
+constexpr int kMaxNodes = 65536;
 
 /// "2.5 s".
 inline std::string seconds_text(std::chrono::milliseconds duration) {
@@ -21,6 +30,37 @@ inline std::string count_of(int n, const std::string& noun) {
 /// "rank 1 (pid 13)".
 inline std::string rank_with_pid(int rank, int pid) {
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ")";
+}
+
+/// Reads a decimal integer in [low, high]: no signs, no fractions, no overflow.
+inline std::optional<int> number_in(const std::string& text, int low, int high) {
+  int value = 0;
+  const auto* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const bool is_number = error == std::errc() && stop == end && low <= value && value <= high;
+  return is_number ? std::optional<int>(value) : std::nullopt;
+}
+
+/// Splits at each separator: {"a", "", "b"} for "a,,b".
+inline std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char one : text) {
+    if (one == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += one;
+    }
+  }
+  return parts;
+}
+
+/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
+inline size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
+
+/// An IPv6 address without its brackets, and any other host as it is.
+inline std::string without_brackets(const std::string& host) {
+  const bool has = host.size() > 1 && host.front() == '[' && host.back() == ']';
+  return has ? host.substr(1, host.size() - 2) : host;
 }
 
 }  // namespace ddp::launch

@@ -65,6 +65,7 @@ HostLoop::HostLoop(
       deadline_(Clock::now() + kConnectLimit) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
   if (!null_) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
+  if (options_.obeys_stdin) orders_.emplace(STDIN_FILENO);
   if (own_ == nullptr) return;
   job_ = own_->local_client();
   introduce();
@@ -88,6 +89,7 @@ void HostLoop::loop() {
     connect();
     wait_for_event();
     handle_signals();
+    obey_orders();
     check_lifeline();
     copy_output();
     // Before the coordinator reads: the job gets the cause of a rank's end before its connection's.
@@ -127,7 +129,7 @@ void HostLoop::connect() {
     throw std::runtime_error(
         str("cannot reach node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
             " within 5 minutes. Start it there, with ", options_.elastic ? "--elastic and " : "",
-            "--node-rank 0."));
+            options_.rendezvous ? "--rdzv-conf is_host=true." : "--node-rank 0."));
   }
   job_ = LineChannel(std::move(socket));
   job_.close_when_peer_is_lost();
@@ -150,6 +152,7 @@ void HostLoop::introduce() {
 void HostLoop::wait_for_event() {
   std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {processes_.fd(), POLLIN, 0}};
   if (lifeline_is_open_) waited.push_back({lifeline_, POLLIN, 0});
+  if (orders_ && !orders_->ended()) waited.push_back({STDIN_FILENO, POLLIN, 0});
   job_.add_to(waited);
   if (own_ != nullptr) own_->add_to(waited);
   output_.add_to(waited);
@@ -176,7 +179,29 @@ void HostLoop::handle_signals() {
   }
 }
 
+void HostLoop::obey_orders() {
+  if (!orders_ || orders_->ended()) return;
+  const auto awaits_end = [this] { return state_ == State::Running || next_ == Next::StartAgain; };
+  for (const auto& order : orders_->take()) {
+    if (order.signal > 0) {
+      on_signal(order.signal);
+    } else if (awaits_end()) {
+      output_.say("another host ended the job; ending " + count_of(processes_.count(), "rank"));
+      exit_code_ = 128 + SIGTERM;
+      job_.send(str("signal ", SIGTERM));
+      if (std::exchange(next_, Next::Exit) == Next::Exit) {
+        begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+      }
+    }
+  }
+  const bool ends = state_ == State::Ending || state_ == State::Killing || state_ == State::Done;
+  // The client that carried the orders is gone, as a terminal that hangs up.
+  if (orders_->ended() && (!ends || next_ == Next::StartAgain)) on_signal(SIGHUP);
+}
+
 void HostLoop::on_signal(int signal) {
+  // A terminal hangs up and ends: one event.
+  if (orders_ && signal == SIGHUP && std::exchange(hung_up_, true)) return;
   const bool is_asked_to_end = !is_only_forwarded(signal);
   if (is_asked_to_end) ++signals_taken_;
   const bool ends = state_ == State::Ending || state_ == State::Killing;
@@ -277,6 +302,10 @@ void HostLoop::follow(const std::string& line) {
   if (word == "say") {
     output_.copy();  // the ranks' lines come before the job's line about the ranks
     output_.say(line.substr(word.size() + 1));
+  } else if (word == "node" && words >> first) {
+    options_.node_rank = first;
+    options_.ranks_of_nodes.clear();
+    while (words >> second) options_.ranks_of_nodes.push_back(second);
   } else if (word == "start" && words >> first >> second && state_ == State::Running) {
     sent_signals_.clear();
     for (int local = 0; local < options_.local_ranks; ++local) start(local, {first, second});
@@ -304,7 +333,8 @@ void HostLoop::on_finish(int code, milliseconds limit) {
 
 void HostLoop::start(int local_rank, const Attempt& attempt) {
   const int rank = global_rank(options_, local_rank);
-  StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
+  const bool reads = rank == 0 && !orders_;
+  StandardFds fds = {reads ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
   Output::RankEnds ends;
   if (options_.prefix) {
     ends = output_.add_rank(rank, open_log(options_.log_dir, attempt.number, rank));
@@ -321,7 +351,13 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
 void HostLoop::check_connection() {
   if (job_ || !has_joined_) return;
   const bool awaits_job = state_ == State::Running || next_ == Next::StartAgain;
-  if (options_.elastic) {
+  if (options_.node_rank < 0) {
+    if (state_ != State::Running) return;
+    output_.say(
+        str("node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
+            " closed the connection: expected the same --rdzv-id on all hosts, got '",
+            coordinator_.token, "' here"));
+  } else if (options_.elastic) {
     if (state_ != State::Running || processes_.count() > 0) return;
     output_.say("lost the coordinator, and no rank is left");
   } else {
