@@ -1,41 +1,17 @@
 #include "launch/options.h"
 
 #include <chrono>
-#include <sstream>
 #include <string>
 #include <vector>
+
+#include "launch/parse.h"
 
 #include "support/catch.h"
 
 using ddp::launch::kBadUsage;
-using ddp::launch::LaunchOptions;
-using ddp::launch::parse_options;
+using ddp::testing::BadLine;
+using ddp::testing::Parse;
 using Words = std::vector<std::string>;
-
-namespace {
-
-struct Parse {
-  explicit Parse(const Words& words) {
-    std::vector<const char*> argv = {"ddprun"};
-    for (const auto& word : words) argv.push_back(word.c_str());
-    std::ostringstream out_stream;
-    std::ostringstream err_stream;
-    const auto parsed =
-        parse_options(static_cast<int>(argv.size()), argv.data(), out_stream, err_stream);
-    accepted = parsed.options.has_value();
-    if (accepted) options = *parsed.options;
-    exit_code = parsed.exit_code;
-    out = out_stream.str();
-    err = err_stream.str();
-  }
-  bool accepted;
-  LaunchOptions options;
-  int exit_code;
-  std::string out;
-  std::string err;
-};
-
-}  // namespace
 
 TEST_CASE("the program begins at the first word that is not an option", "[pure]") {
   const Words expected = {"./train", "-n", "3", "--help", "--", "x"};
@@ -81,11 +57,7 @@ TEST_CASE("every option reaches LaunchOptions", "[pure]") {
 }
 
 TEST_CASE("a bad command line is refused with code 2 and says what was expected", "[pure]") {
-  struct Case {
-    Words words;
-    Words said;
-  };
-  const std::vector<Case> cases = {
+  const std::vector<BadLine> cases = {
       {{}, {"--nproc-per-node", "required"}},
       {{"p"}, {"--nproc-per-node", "required"}},
       {{"-n"}, {"--nproc-per-node", "missing"}},
@@ -127,7 +99,7 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
       {{"-n", "2", "--grace", "soon", "p"}, {"--grace", "'soon'"}},
       {{"-n", "2", "--grace", "nan", "p"}, {"--grace", "'nan'"}},
   };
-  for (const Case& bad : cases) {
+  for (const BadLine& bad : cases) {
     const Parse parse(bad.words);
     CAPTURE(bad.words, parse.err);
     CHECK_FALSE(parse.accepted);
@@ -146,7 +118,7 @@ TEST_CASE("--help lists every option and --version prints the version", "[pure]"
   for (const char* text :
        {"Usage: ddprun -n RANKS", "--standalone", "--nnodes", "--node-rank", "--master-addr",
         "--master-port", "--omp-threads", "--grace", "--no-prefix", "--max-restarts", "--log-dir",
-        "--rdzv-endpoint", "ddprun -n 2 ./train"}) {
+        "--rdzv-endpoint", "--hostfile", "--rdzv-backend", "ddprun -n 2 ./train"}) {
     CHECK_THAT(help.out, ContainsText(text));
   }
   const Parse version({"--version"});
