@@ -74,6 +74,7 @@ int coordinate(const LaunchOptions& options, int lifeline) {
 }
 
 int run_on_hosts(LaunchOptions options, int lifeline) {
+  if (options.job_id.empty() && options.elastic) options.job_id = options.elastic->token;
   if (options.job_id.empty()) options.job_id = random_token();
   return HostsLoop(options, lifeline).run();
 }

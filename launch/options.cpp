@@ -27,6 +27,7 @@ constexpr const char* kDetails = R"(
 Each rank finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
 GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, TORCHELASTIC_RESTART_COUNT and
 TORCHELASTIC_MAX_RESTARTS, as under torchrun.
+torchrun's options may have underscores: --nproc_per_node.
 Rank 0 reads ddprun's standard input, the others /dev/null. Each line a rank writes is prefixed
 with its rank: '[1] loss 0.3'. A line is kept whole up to 16 MiB; a longer one may be broken where
 another rank speaks. Ranks write to pseudo-terminals, so lines come as they are written and none is
@@ -51,6 +52,7 @@ Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot 
 Examples:
   ddprun -n 2 ./train --epochs 6
   ddprun -n 8 --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 ./train
+  ddprun -H host0:8,host1:8 ./train
   ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
 )";
 

@@ -140,11 +140,11 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
       ->check(word());
   add("--rdzv-conf", torchrun.conf, "is_host=true: this is the first host, whatever its addresses",
       "KEY=VALUE,...");
-  add("-t,--tee", torchrun.tee, "3 with --log-dir is what ddprun does; else no meaning", "STREAMS")
+  add("-t,--tee", torchrun.tee, "With --log-dir, 3 is what ddprun does; no other has a meaning", "STREAMS")
       ->check(streams());
-  add("-r,--redirects", torchrun.redirects, "No meaning: --log-dir has both streams", "STREAMS")
+  add("-r,--redirects", torchrun.redirects, "No meaning; --log-dir has both streams", "STREAMS")
       ->check(streams());
-  app.add_flag("--no-python", torchrun.no_python, "Always so: the program is started as it is")
+  app.add_flag("--no-python", torchrun.no_python, "Always so; the program is started as it is")
       ->group(kGroup);
   for (const char* name : kUnused) {
     app.add_option_function<std::string>(

@@ -37,8 +37,8 @@ CLI::Validator rank_counts() {
   const auto check = [](const std::string& text) {
     const bool is_word = text == "auto" || text == "cpu" || text == "gpu";
     if (is_word || are_numbers(text, ',', kMaxLocalRanks)) return std::string();
-    return "expected a whole number " + range_text(1, kMaxLocalRanks) +
-           ", one for each host (4,2), auto, cpu or gpu, got '" + text + "'";
+    return "expected auto, cpu, gpu, one number for each host (4,2), or a whole number " +
+           range_text(1, kMaxLocalRanks) + ", got '" + text + "'";
   };
   return CLI::Validator(check, "");
 }

@@ -1,4 +1,4 @@
-// What values of ddprun's command line may be. The errors name the rule and the value; CLI11 adds
+// Checks of the values on ddprun's command line. Their errors name the rule and the value; CLI11 adds
 // the option.
 #pragma once
 

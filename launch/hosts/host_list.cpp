@@ -44,7 +44,8 @@ void add(std::vector<Host>& hosts, const Host& host) {
   for (auto& known : hosts) {
     if (known.name != host.name) continue;
     known.ranks = std::max(known.ranks, 1) + std::max(host.ranks, 1);
-    return;
+    if (known.ranks <= kMaxLocalRanks) return;
+    refuse_text(str("at most ", kMaxLocalRanks, " ranks on a host"), host.name);
   }
   hosts.push_back(host);
 }

@@ -44,7 +44,7 @@ std::string address_of(const std::string& host) { return host.substr(host.find('
 
 void refuse_beside(const CLI::App& app, const std::string& option) {
   for (const char* name :
-       {"--nnodes", "--node-rank", "--standalone", "--coordinate", "--coordinator"}) {
+       {"--nnodes", "--node-rank", "--standalone", "--coordinate", "--coordinator", "--state"}) {
     if (app.count(name) == 0) continue;
     throw CLI::ValidationError(
         option + ": expected no " + name + " beside it, for it has the hosts");

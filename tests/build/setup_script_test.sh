@@ -215,20 +215,20 @@ expect_text "these packages are missing, and installing them takes root: cmake"
 expect_text "setup: as root, run: apt-get install --no-install-recommends cmake"
 expect_apt_runs
 
-# --dev asks for eight more packages, and --aarch64 for two, if their programs are not on PATH.
+# --dev asks for nine more packages, and --aarch64 for two, if their programs are not on PATH.
 rm "$bin/cmake"
 mkdir "$work/programs"
 IFS=: read -ra folders <<<"${PATH#"$bin:"}"
 for folder in "${folders[@]}"; do
   find "$folder/" -maxdepth 1 ! -type d -exec ln -s -t "$work/programs" {} + 2>/dev/null || true
 done
-rm -f "$work"/programs/{clang-format-14,clang-tidy-14,clang++,mpirun,mpicxx.openmpi,mpiexec.mpich,mpicxx.mpich,doxygen}
+rm -f "$work"/programs/{clang-format-14,clang-tidy-14,clang++,mpirun,mpicxx.openmpi,mpiexec.mpich,mpicxx.mpich,doxygen,sshd}
 rm -f "$work"/programs/aarch64-linux-gnu-g++
 for program in g++ ninja ccache cmake; do
   [[ -e $work/programs/$program ]] || ln -s "$(command -v true)" "$work/programs/$program"
 done
 PATH=$work/programs run_setup 1 --dev </dev/null
-expect_text "takes root: clang-format-14 clang-tidy-14 openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen clang"
+expect_text "takes root: clang-format-14 clang-tidy-14 openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen openssh-server clang"
 PATH=$work/programs run_setup 1 --aarch64 </dev/null
 expect_text "takes root: clang g++-aarch64-linux-gnu"
 echo doxygen >>"$work/installed"
