@@ -140,7 +140,8 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
       ->check(word());
   add("--rdzv-conf", torchrun.conf, "is_host=true: this is the first host, whatever its addresses",
       "KEY=VALUE,...");
-  add("-t,--tee", torchrun.tee, "With --log-dir, 3 is what ddprun does; no other has a meaning", "STREAMS")
+  add("-t,--tee", torchrun.tee, "With --log-dir, 3 is what ddprun does; no other has a meaning",
+      "STREAMS")
       ->check(streams());
   add("-r,--redirects", torchrun.redirects, "No meaning; --log-dir has both streams", "STREAMS")
       ->check(streams());

@@ -1,5 +1,5 @@
-// Checks of the values on ddprun's command line. Their errors name the rule and the value; CLI11 adds
-// the option.
+// Checks of the values on ddprun's command line. Their errors name the rule and the value; CLI11
+// adds the option.
 #pragma once
 
 #include <string>

@@ -143,8 +143,8 @@ TEST_CASE("a signal to ddprun reaches the ranks of all hosts", "[process]") {
 }
 
 TEST_CASE("nothing is left when a client or this ddprun is killed", "[process]") {
-  // The command is no part of this ddprun's processes, as at the other end of ssh, and ends with
-  // its input or output. It does not get the client's SIGKILL.
+  // The client is not the host's ddprun, as with ssh; ssh_test.py has hosts that are no children of
+  // this ddprun, too.
   const FakeRsh rsh(
       "exec 3<&0\n"
       "setsid sh -c \"$*\" <&3 3<&- &\n"
