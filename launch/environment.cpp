@@ -1,13 +1,21 @@
 #include "launch/environment.h"
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
+#include <memory>
+#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
+#include <dirent.h>
 #include <sched.h>
 #include <unistd.h>
+
+#include <ddp/internal/ranges.h>
+
+#include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
@@ -40,8 +48,20 @@ std::string omp_threads(
   return std::to_string(std::max(1, cores / options.local_ranks));
 }
 
+int ranks_of_node(const LaunchOptions& options, int node) {
+  const auto& all = options.ranks_of_nodes;
+  return all.empty() ? options.local_ranks : all.at(static_cast<size_t>(node));
+}
+
 int global_rank(const LaunchOptions& options, int local_rank) {
-  return options.node_rank * options.local_ranks + local_rank;
+  int rank = local_rank;
+  for (int node = 0; node < options.node_rank; ++node) rank += ranks_of_node(options, node);
+  return rank;
+}
+
+int world_size(const LaunchOptions& options) {
+  if (options.ranks_of_nodes.empty()) return options.nodes * options.local_ranks;
+  return std::accumulate(options.ranks_of_nodes.begin(), options.ranks_of_nodes.end(), 0);
 }
 
 Environment rank_environment(
@@ -49,7 +69,7 @@ Environment rank_environment(
     int local_rank, const std::string& omp_threads) {
   const std::pair<std::string, std::string> own[] = {
       {"RANK=", std::to_string(global_rank(options, local_rank))},
-      {"WORLD_SIZE=", std::to_string(options.nodes * options.local_ranks)},
+      {"WORLD_SIZE=", std::to_string(world_size(options))},
       {"LOCAL_RANK=", std::to_string(local_rank)},
       {"LOCAL_WORLD_SIZE=", std::to_string(options.local_ranks)},
       {"GROUP_RANK=", std::to_string(options.node_rank)},
@@ -112,6 +132,30 @@ int usable_cores() {
   std::ostringstream groups;
   groups << std::ifstream("/proc/self/cgroup").rdbuf();
   return std::min(allowed, cores_of_quota(groups.str(), "/sys/fs/cgroup").value_or(allowed));
+}
+
+int usable_gpus(const std::string& devices, const std::optional<std::string>& visible) {
+  constexpr std::string_view kName = "nvidia";  // nvidia0; nvidiactl is none
+  int count = 0;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(devices.c_str()), ::closedir);
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    const auto number = name.substr(std::min(name.size(), kName.size()));
+    const bool is_number = !number.empty() && all_of(number, [](char c) {
+      return std::isdigit(static_cast<unsigned char>(c));
+    });
+    if (starts_with(name, kName) && is_number) ++count;
+  }
+  if (!visible) return count;
+  int named = 0;
+  // Parts of a GPU (MIG-...) are more than there are files.
+  bool has_parts = false;
+  for (const auto& one : split(*visible, ',')) {
+    if (one.empty() || one.front() == '-') break;
+    has_parts = has_parts || starts_with(one, "MIG-");
+    ++named;
+  }
+  return count > 0 && has_parts ? named : std::min(count, named);
 }
 
 }  // namespace ddp::launch

@@ -40,6 +40,12 @@ Environment rank_environment(
 /// rank.
 int global_rank(const LaunchOptions& options, int local_rank);
 
+/// How many ranks that host runs.
+int ranks_of_node(const LaunchOptions& options, int node);
+
+/// The ranks of all hosts.
+int world_size(const LaunchOptions& options);
+
 Environment current_environment();
 
 /// How many cores the CPU quotas of a process's control groups add up to, rounded down, at least 1;
@@ -53,5 +59,12 @@ std::optional<int> cores_of_quota(const std::string& groups, const std::string& 
 /// Counts the cores that this process may run on, >= 1: its affinity's, and no more than the quotas
 /// of its control groups give.
 int usable_cores();
+
+/// Counts the NVIDIA GPUs that programs may use, >= 0.
+///
+/// \param devices  the folder with their files, nvidia0, ...: /dev, of which a container sees its
+/// own. \param visible  CUDA_VISIBLE_DEVICES, if set: CUDA stops at the first that is none, such as
+/// -1.
+int usable_gpus(const std::string& devices, const std::optional<std::string>& visible);
 
 }  // namespace ddp::launch

@@ -1,14 +1,17 @@
 // ddprun: a process that guards, and below it one that runs this host's part of the job.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <sys/prctl.h>
@@ -18,8 +21,12 @@
 #include <ddp/internal/membership/address.h>
 #include <ddp/internal/system/host.h>
 
+#include "launch/hosts/hosts_loop.h"
+#include "launch/hosts/orders.h"
+#include "launch/hosts/remote_command.h"
 #include "launch/job/coordinator.h"
 #include "launch/job/host_loop.h"
+#include "launch/job/ports.h"
 #include "launch/options.h"
 #include "launch/pipe.h"
 #include "launch/poll_until.h"
@@ -67,11 +74,40 @@ int coordinate(const LaunchOptions& options, int lifeline) {
   return *coordinator.exit_code();
 }
 
+int run_on_hosts(LaunchOptions options, int lifeline) {
+  if (options.job_id.empty() && options.elastic) options.job_id = options.elastic->token;
+  if (options.job_id.empty()) options.job_id = random_token();
+  return HostsLoop(options, lifeline).run();
+}
+
+/// Names the port of the endpoint to the ddprun that started this one, where it gave none.
+void print_port(const LaunchOptions& options, int port) {
+  if (!options.obeys_stdin || options.nodes == 1 || options.master_port != 0) return;
+  const Orders raw(STDIN_FILENO);  // from here on a terminal changes no bytes
+  std::fputs(port_line(port).c_str(), stdout);
+  std::fflush(stdout);
+}
+
+/// Makes the coordinator of a job, if it is to be here.
+///
+/// In a rendezvous several hosts, and several ddpruns of one host, may have the endpoint's address:
+/// the first one to listen there is node 0, and the others get a null pointer.
+std::unique_ptr<Coordinator> coordinator_here(
+    const LaunchOptions& options, const std::string& token, std::optional<int> port) {
+  try {
+    return std::make_unique<Coordinator>(options, token, port);
+  } catch (const std::system_error& error) {
+    if (!options.rendezvous || error.code() != std::errc::address_in_use) throw;
+    return nullptr;
+  }
+}
+
 /// Runs this host's part of a job, the coordinator alone, or both.
 ///
 /// \param lifeline  the launcher's end of a pipe that ends the ranks with it: see run_guarded().
 /// \return the launcher's exit code.
-int run_job(const LaunchOptions& options, int lifeline) {
+int run_job(LaunchOptions options, int lifeline) {
+  if (options.hosts) return run_on_hosts(std::move(options), lifeline);
   const auto elastic = options.elastic.value_or(ElasticOptions());
   if (elastic.coordinate != 0) return coordinate(options, lifeline);
   if (!elastic.coordinator.empty()) {
@@ -79,17 +115,30 @@ int run_job(const LaunchOptions& options, int lifeline) {
     return HostLoop(options, address, nullptr, lifeline).run();
   }
   const bool several = hosts_that_agree(options) > 1;
-  auto token = elastic.token;
+  auto token = elastic.token.empty() ? options.job_id : elastic.token;
   if (token.empty()) token = several ? "job" : random_token();
-  if (several && options.node_rank > 0) {
-    return HostLoop(options, {options.master_addr, options.master_port, token}, nullptr, lifeline)
-        .run();
-  }
   std::optional<int> port;  // none: this host's ddprun is the only client
   if (several) port = options.master_port;
   if (options.elastic && !several) port = 0;
-  Coordinator coordinator(options, token, port);
-  return HostLoop(options, {loopback_address(), coordinator.port(), token}, &coordinator, lifeline)
+
+  std::optional<ReservedPort> reserved;
+  const bool is_alone = !several && options.nodes > 1;  // decides nothing with the other hosts
+  if (is_alone && options.node_rank == 0 && options.master_port == 0) {
+    print_port(options, reserved.emplace().port());
+    options.master_port = reserved->port();
+  }
+  const bool may_be_first = options.rendezvous
+                                ? options.is_first_host.value_or(is_own_host(options.master_addr))
+                                : options.node_rank == 0 || !several;
+  const auto coordinator = may_be_first ? coordinator_here(options, token, port) : nullptr;
+  if (!coordinator) {
+    return HostLoop(options, {options.master_addr, options.master_port, token}, nullptr, lifeline)
+        .run();
+  }
+  options.node_rank = std::max(options.node_rank, 0);
+  if (several) print_port(options, coordinator->port());
+  return HostLoop(
+             options, {loopback_address(), coordinator->port(), token}, coordinator.get(), lifeline)
       .run();
 }
 

@@ -1,25 +1,24 @@
 #include "launch/options.h"
 
-#include <charconv>
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <stdexcept>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
-#include <ddp/internal/membership/address.h>
+#include "launch/environment.h"
+#include "launch/hosts/host_options.h"
+#include "launch/texts.h"
+#include "launch/torchrun_options.h"
+#include "launch/validators.h"
 
 namespace ddp::launch {
 namespace {
 
-// The limit of one host's ranks; a larger number is more likely a typo than a machine.
-constexpr int kMaxLocalRanks = 1024;
-constexpr int kMaxNodes = 65536;
 constexpr int kMaxRestarts = 1000000;
 constexpr int kElasticRestarts = 10;
-constexpr double kMaxGraceSeconds = 86400;
 
 constexpr const char* kDescription =
     "Runs one program as the ranks of a distributed job and ends them together.";
@@ -28,6 +27,7 @@ constexpr const char* kDetails = R"(
 Each rank finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
 GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, TORCHELASTIC_RESTART_COUNT and
 TORCHELASTIC_MAX_RESTARTS, as under torchrun.
+torchrun's options may have underscores: --nproc_per_node.
 Rank 0 reads ddprun's standard input, the others /dev/null. Each line a rank writes is prefixed
 with its rank: '[1] loss 0.3'. A line is kept whole up to 16 MiB; a longer one may be broken where
 another rank speaks. Ranks write to pseudo-terminals, so lines come as they are written and none is
@@ -48,8 +48,8 @@ code 143 (ddp::PreemptionNotice) are not started again.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
 Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,
-PET_RDZV_ENDPOINT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_MAX_RESTARTS and PET_LOG_DIR, as by
-torchrun; Kubeflow sets them.
+PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_ID, PET_RDZV_CONF, PET_MASTER_ADDR, PET_MASTER_PORT,
+PET_MAX_RESTARTS and PET_LOG_DIR, as by torchrun; Kubeflow sets them.
 
 Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot be executed;
 127 it was not found; 141 nobody reads ddprun's output any more; else as above.
@@ -57,77 +57,9 @@ Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot 
 Examples:
   ddprun -n 2 ./train --epochs 6
   ddprun -n 8 --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 ./train
+  ddprun -H host0:8,host1:8 ./train
   ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
 )";
-
-/// Accepts decimal integers in [low, high] only: no signs, no fractions, no overflow.
-CLI::Validator whole_number(int low, int high) {
-  const auto check = [low, high](const std::string& text) {
-    int value = 0;
-    const auto* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error == std::errc() && stop == end && low <= value && value <= high) return std::string();
-    return "expected a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
-           ", got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator seconds() {
-  const auto check = [](const std::string& text) {
-    double value = 0;
-    const bool is_number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
-    if (is_number && 0 <= value && value <= kMaxGraceSeconds) return std::string();
-    return "expected seconds from 0 to 86400, got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-/// \param thing  "a host".
-CLI::Validator not_empty(const std::string& thing) {
-  const auto check = [thing](const std::string& text) {
-    return text.empty() ? "expected " + thing + ", got ''" : std::string();
-  };
-  return CLI::Validator(check, "");
-}
-
-/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
-size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
-
-CLI::Validator endpoint() {
-  const auto check = [](const std::string& text) {
-    const auto colon = port_separator(text);
-    int port = 0;
-    const auto* end = text.data() + text.size();
-    if (colon != std::string::npos && colon > 0) {
-      const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, port);
-      if (error == std::errc() && stop == end && 1 <= port && port <= 65535) return std::string();
-    }
-    return "expected HOST:PORT with a port from 1 to 65535, got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-/// A value that is part of a line, so without spaces.
-CLI::Validator word() {
-  const auto check = [](const std::string& text) {
-    const bool is_word = !text.empty() && text.find_first_of(" \t\r\n/") == std::string::npos;
-    return is_word ? std::string() : "expected a word without spaces and '/', got '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator coordinator() {
-  const auto check = [](const std::string& text) {
-    try {
-      (void)membership::parse_address(text);
-      return std::string();
-    } catch (const std::invalid_argument& error) {
-      return std::string(error.what());
-    }
-  };
-  return CLI::Validator(check, "");
-}
 
 /// Adds the program and its arguments to CLI11's usage line.
 class HelpFormatter : public CLI::Formatter {
@@ -147,14 +79,21 @@ std::vector<std::string> extract_command(std::vector<std::string> rest) {
   const std::string& program = rest.front();
   if (program.empty()) throw CLI::ValidationError("expected a program's name, got ''");
   if (!separated && program.front() == '-') {
+    const bool is_module = program == "-m" || program == "--module";
     throw CLI::ValidationError(
-        "unknown option '" + program + "'; a program of that name goes after --");
+        "unknown option '" + program + "'; " +
+        (is_module ? "ddprun starts programs: python -m MODULE"
+                   : "a program of that name goes after --"));
   }
   return rest;
 }
 
 /// Records which options the command line gave, where LaunchOptions cannot show it.
 struct Given {
+  std::string ranks, nodes;  // empty: not given
+  std::optional<int> min_nodes;
+  GivenHosts hosts;
+  TorchrunOptions torchrun;
   bool standalone = false;
   bool no_prefix = false;
   std::optional<std::string> master_addr;
@@ -174,14 +113,20 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 }
 
 void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
-  app.add_option("-n,--nproc-per-node", options.local_ranks, "Ranks to run on this host")
-      ->check(whole_number(1, kMaxLocalRanks))
+  app.add_option(
+         "-n,--nproc-per-node", given.ranks,
+         "Ranks to run on this host; where hosts differ, those of each: 4,2.\n"
+         "gpu: one for each GPU of this host; cpu: for each core; auto: GPUs, or else cores")
+      ->check(rank_counts())
       ->type_name("RANKS");
   app.add_flag(
       "--standalone", given.standalone,
       "One host, on a free port that ddprun reserves (the default)");
-  app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
-      ->check(whole_number(1, kMaxNodes))
+  app.add_option(
+         "--nnodes", given.nodes,
+         "Hosts in the job. Default: 1. MIN:MAX with --elastic: begin with MIN, and let others "
+         "join")
+      ->check(host_counts())
       ->type_name("N");
   app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
       ->check(whole_number(0, kMaxNodes - 1))
@@ -295,7 +240,7 @@ void check_elastic(const CLI::App& app, const LaunchOptions& options, const Give
          "--token", "--state"},
         "expected --elastic beside it");
   }
-  const int all = given.max_ranks.value_or(options.nodes * options.local_ranks);
+  const int all = given.max_ranks.value_or(world_size(options));
   if (given.min_ranks.value_or(1) > all) {
     throw CLI::ValidationError(
         "--min-ranks: expected no more than all ranks (" + std::to_string(all) + "), got " +
@@ -327,8 +272,12 @@ void check_ranks(const CLI::App& app, const LaunchOptions& options, const Given&
 
 ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
   ElasticOptions elastic;
-  elastic.max_ranks = given.max_ranks.value_or(options.nodes * options.local_ranks);
+  elastic.max_ranks = given.max_ranks.value_or(world_size(options));
   elastic.min_ranks = given.min_ranks.value_or(elastic.max_ranks);
+  if (given.min_nodes) {
+    elastic.min_ranks = given.min_ranks.value_or(*given.min_nodes * options.local_ranks);
+    elastic.first_ranks = elastic.min_ranks;
+  }
   if (given.lost_after) elastic.lost_after = milliseconds_of(*given.lost_after);
   if (given.wait) elastic.wait = milliseconds_of(*given.wait);
   if (given.hold) elastic.hold = milliseconds_of(*given.hold);
@@ -337,6 +286,35 @@ ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
   elastic.token = given.token;
   elastic.state = given.state;
   return elastic;
+}
+
+/// Port 0, a free one, is of use where no other host has to know it.
+void check_endpoint(const LaunchOptions& options, const Given& given) {
+  if (!given.endpoint || options.obeys_stdin) return;
+  const bool is_zero = std::stoi(given.endpoint->substr(port_separator(*given.endpoint) + 1)) == 0;
+  const bool is_alone = given.torchrun.backend == "c10d" && options.nodes == 1;
+  if (!is_zero || is_alone) return;
+  throw CLI::ValidationError(
+      "--rdzv-endpoint: expected HOST:PORT with a port from 1 to 65535, got '" + *given.endpoint +
+      "'");
+}
+
+void check_counts(const LaunchOptions& options, const Given& given) {
+  if (given.min_nodes && !given.elastic) {
+    throw CLI::ValidationError(
+        "--nnodes: expected --elastic beside MIN:MAX, for programs that train by ddp::Elastic, got "
+        "'" +
+        given.nodes + "'. With one number and --max-restarts all hosts start again together.");
+  }
+  const auto hosts = options.ranks_of_nodes.size();
+  if (hosts > 1 && given.min_nodes) {
+    throw CLI::ValidationError(
+        "--nproc-per-node: expected one number beside --nnodes MIN:MAX, got '" + given.ranks + "'");
+  }
+  if (hosts == 0 || static_cast<int>(hosts) == options.nodes) return;
+  throw CLI::ValidationError(
+      "--nproc-per-node: expected one number, or one for each of --nnodes (" +
+      std::to_string(options.nodes) + "), got '" + given.ranks + "'");
 }
 
 void check_hosts(const CLI::App& app, const LaunchOptions& options, const Given& given) {
@@ -354,7 +332,7 @@ void check_hosts(const CLI::App& app, const LaunchOptions& options, const Given&
     throw CLI::ValidationError(
         "--rdzv-endpoint: expected no --master-addr or --master-port beside it, which it replaces");
   }
-  if (options.nodes > 1 && !given.endpoint && given.coordinator.empty() &&
+  if (options.nodes > 1 && !options.hosts && !given.endpoint && given.coordinator.empty() &&
       (!given.master_addr || !given.master_port)) {
     throw CLI::ValidationError(
         nnodes +
@@ -375,17 +353,36 @@ void check_logs(const LaunchOptions& options, const Given& given) {
   }
 }
 
+bool names_ranks(const CLI::App& app) {
+  for (const char* name : {"--nproc-per-node", "--np", "--host", "--hostfile"}) {
+    if (app.count(name) > 0) return true;
+  }
+  return false;
+}
+
+/// Counts hosts and their ranks.
+void read_counts(const CLI::App& app, LaunchOptions& options, Given& given) {
+  if (!given.nodes.empty()) given.min_nodes = set_nodes(given.nodes, options);
+  const bool has_hosts = app.count("--host") + app.count("--hostfile") > 0;
+  if (!given.ranks.empty() && has_hosts && !number_in(given.ranks, 1, kMaxLocalRanks)) {
+    throw CLI::ValidationError(
+        "--nproc-per-node: expected one number beside -H or --hostfile, got '" + given.ranks + "'");
+  }
+  if (!given.ranks.empty()) set_ranks(given.ranks, options);
+  const int ranks = given.ranks.empty() ? 0 : options.local_ranks;
+  apply_host_options(app, given.hosts, ranks, options);
+  check_counts(options, given);
+}
+
 LaunchOptions completed(LaunchOptions options, const Given& given) {
   options.prefix = !given.no_prefix;
+  options.local_ranks = ranks_of_node(options, options.node_rank);
   options.omp_threads = given.omp_threads;
   if (given.master_addr) options.master_addr = *given.master_addr;
   if (given.master_port) options.master_port = *given.master_port;
   if (given.endpoint) {
     const auto colon = port_separator(*given.endpoint);
-    options.master_addr = given.endpoint->substr(0, colon);
-    if (options.master_addr.front() == '[' && options.master_addr.back() == ']') {
-      options.master_addr = options.master_addr.substr(1, options.master_addr.size() - 2);
-    }
+    options.master_addr = without_brackets(given.endpoint->substr(0, colon));
     options.master_port = std::stoi(given.endpoint->substr(colon + 1));
   }
   if (given.grace_seconds) options.grace = milliseconds_of(*given.grace_seconds);
@@ -411,25 +408,33 @@ ParsedOptions parse_options(
   add_ranks(app, given);
   add_attempts(app, options, given);
   add_elastic(app, given);
+  add_torchrun_options(app, given.torchrun);
+  add_host_options(app, given.hosts, options);
+  std::vector<std::string> notes;
   try {
-    app.parse(argc, argv);
-    take_pet_variables(app, options.nodes, variables);
-    if (!given.coordinate && app.count("--nproc-per-node") == 0) {
-      throw CLI::RequiredError("--nproc-per-node");
-    }
+    auto words = with_own_spellings(app, argc, argv);
+    std::reverse(words.begin(), words.end());  // as CLI11 takes a vector
+    app.parse(std::move(words));
+    take_pet_variables(app, given.nodes, variables);
+    if (!given.coordinate && !names_ranks(app)) throw CLI::RequiredError("--nproc-per-node");
     const auto rest = app.remaining();
     if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
+    read_counts(app, options, given);
     check_ranks(app, options, given);
     check_elastic(app, options, given);
     check_hosts(app, options, given);
+    check_endpoint(options, given);
     check_logs(options, given);
+    options = completed(std::move(options), given);
+    notes = apply_torchrun_options(app, given.torchrun, options);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
   } catch (const CLI::ParseError& error) {
     err << "ddprun: " << error.what() << "\nRun ddprun --help for more information.\n";
     return {std::nullopt, kBadUsage};
   }
-  return {completed(std::move(options), given), 0};
+  for (const auto& note : notes) err << "ddprun: " << note << "\n";
+  return {std::move(options), 0};
 }
 
 }  // namespace ddp::launch

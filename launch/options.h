@@ -14,8 +14,9 @@ namespace ddp::launch {
 
 /// The options of a job that replaces single ranks.
 struct ElasticOptions {
-  int min_ranks = 0;  // 0: all
-  int max_ranks = 0;  // 0: nodes * local_ranks
+  int min_ranks = 0;    // 0: all
+  int max_ranks = 0;    // 0: those of all hosts
+  int first_ranks = 0;  // to begin with; 0: max_ranks
   std::chrono::milliseconds lost_after{10000};
   std::chrono::milliseconds wait{600000};
   std::chrono::milliseconds hold{0};
@@ -29,10 +30,23 @@ struct ElasticOptions {
 constexpr std::chrono::milliseconds kGraceAfterFailure(3000);
 constexpr std::chrono::milliseconds kGraceAfterSignal(5000);
 
+/// The hosts on which this ddprun starts one each, by a program such as ssh.
+struct HostsOptions {
+  std::vector<std::string> names;      // as that program takes them
+  std::vector<std::string> rsh;        // it, with its own arguments
+  std::vector<std::string> variables;  // passed on beside those that always are
+};
+
 struct LaunchOptions {
-  int local_ranks = 1;  // on this host
+  int local_ranks = 1;              // on this host
+  std::vector<int> ranks_of_nodes;  // on each host, where they differ; empty: local_ranks on all
   int nodes = 1;
-  int node_rank = 0;
+  int node_rank = 0;        // -1: the first host says which, in a rendezvous
+  bool rendezvous = false;  // hosts get their numbers at the endpoint, as they come
+  std::optional<bool>
+      is_first_host;  // of a rendezvous; unset: the host with the endpoint's address
+  std::optional<HostsOptions> hosts;  // unset: the ranks are on this host
+  bool obeys_stdin = false;           // another ddprun writes orders to it: see Orders
   std::string master_addr = loopback_address();
   int master_port = 0;             // 0: ddprun reserves a free one
   std::optional<int> omp_threads;  // unset: the environment's, or an even share of the cores
@@ -41,13 +55,15 @@ struct LaunchOptions {
   int max_restarts = 0;
   std::optional<ElasticOptions> elastic;  // unset: a failure ends or restarts all ranks
   std::string log_dir;                    // empty: none
+  std::string job_id;                     // keeps other jobs' hosts out; empty: ddprun chooses
   std::vector<std::string> command;       // the program and its arguments; empty: only coordinates
 };
 
-/// The hosts whose ddpruns decide together. Without --max-restarts or --elastic there is nothing to
-/// decide, and each one runs its ranks alone.
+/// The hosts whose ddpruns decide together. Without --max-restarts, --elastic or a rendezvous there
+/// is nothing to decide, and each one runs its ranks alone.
 inline int hosts_that_agree(const LaunchOptions& options) {
-  return options.elastic || options.max_restarts > 0 ? options.nodes : 1;
+  const bool agree = options.elastic || options.max_restarts > 0 || options.rendezvous;
+  return agree ? options.nodes : 1;
 }
 
 /// Options to launch with, or the exit code when there is nothing to launch.
@@ -65,7 +81,8 @@ constexpr int kBadUsage = 2;
 /// its arguments, which are passed on unchanged.
 ///
 /// \param out  receives --help and --version.
-/// \param err  receives errors, one line each, naming option or variable, rule and value.
+/// \param err  receives errors, one line each, naming option or variable, rule and value; and a
+///        line for each option of torchrun that has no meaning here.
 /// \param variables  the environment; empty: none.
 ParsedOptions parse_options(
     int argc, const char* const* argv, std::ostream& out, std::ostream& err,

@@ -1,12 +1,18 @@
 #include "launch/pet_variables.h"
 
 #include <initializer_list>
-#include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
+#include <ddp/internal/ranges.h>
+
+#include "launch/texts.h"
+
 namespace ddp::launch {
 namespace {
+
+constexpr std::string_view kBackend = "PET_RDZV_BACKEND";
 
 struct Default {
   const char* variable;
@@ -17,14 +23,18 @@ struct Default {
 
 /// A variable comes after the one that replaces it.
 const Default kDefaults[] = {
-    {"PET_NPROC_PER_NODE", "--nproc-per-node", false, {"--coordinate"}},
+    {"PET_NPROC_PER_NODE",
+     "--nproc-per-node",
+     false,
+     {"--coordinate", "--np", "--host", "--hostfile"}},
     {"PET_NNODES", "--nnodes", true, {}},
     {"PET_NODE_RANK", "--node-rank", true, {}},
     {"PET_RDZV_ENDPOINT", "--rdzv-endpoint", true, {"--master-addr", "--master-port"}},
     {"PET_MASTER_ADDR", "--master-addr", true, {"--rdzv-endpoint"}},
     {"PET_MASTER_PORT", "--master-port", true, {"--rdzv-endpoint"}},
-    {"PET_RDZV_BACKEND", "--rdzv-backend", true, {}},
-    {"PET_RDZV_ID", "--rdzv-id", true, {}},
+    {kBackend.data(), "--rdzv-backend", true, {}},
+    {"PET_RDZV_ID", "--rdzv-id", true, {"--token"}},
+    {"PET_RDZV_CONF", "--rdzv-conf", true, {}},
     {"PET_MAX_RESTARTS", "--max-restarts", false, {}},
     {"PET_LOG_DIR", "--log-dir", false, {}},
 };
@@ -34,11 +44,8 @@ bool is_given(const CLI::App& app, const char* option) {
   return found != nullptr && found->count() > 0;
 }
 
-bool is_replaced(const CLI::App& app, const Default& one) {
-  for (const auto* option : one.replaced_by) {
-    if (is_given(app, option)) return true;
-  }
-  return false;
+bool is_any_given(const CLI::App& app, std::initializer_list<const char*> options) {
+  return any_of(options, [&](const char* option) { return is_given(app, option); });
 }
 
 std::string value_of(const Variables& variables, const char* name) {
@@ -59,10 +66,12 @@ void take(CLI::Option& option, const Default& one, const std::string& value) {
   }
 }
 
+bool is_backend(const std::string& text) { return text == "static" || text == "c10d"; }
+
 /// ddprun meets at the endpoint itself, where torchrun's other backends have a server of their own.
 void check_backend(const Variables& variables) {
-  const auto backend = value_of(variables, "PET_RDZV_BACKEND");
-  if (backend.empty() || backend == "static" || backend == "c10d") return;
+  const auto backend = value_of(variables, kBackend.data());
+  if (backend.empty() || is_backend(backend)) return;
   throw CLI::ValidationError(
       "PET_RDZV_BACKEND: expected static or c10d, got '" + backend +
       "'. Give --rdzv-endpoint with node 0's host, or run torchrun");
@@ -70,20 +79,24 @@ void check_backend(const Variables& variables) {
 
 }  // namespace
 
-void take_pet_variables(CLI::App& app, int nodes, const Variables& variables) {
-  if (!variables) return;
-  const bool has_hosts = is_given(app, "--nnodes");
-  const bool on_one_host = is_given(app, "--standalone") || is_given(app, "--coordinate") ||
-                           (has_hosts && nodes == 1) ||
-                           (!has_hosts && value_of(variables, "PET_STANDALONE") == "1");
-  const bool has_endpoint = is_given(app, "--rdzv-endpoint") || is_given(app, "--master-addr");
-  if (!on_one_host && !has_endpoint) check_backend(variables);
+void take_pet_variables(CLI::App& app, const std::string& nodes, const Variables& variables) {
+  // The ddprun that started this one has taken them.
+  if (!variables || is_given(app, "--obey-stdin")) return;
+  const bool is_alone = nodes.empty() ? value_of(variables, "PET_STANDALONE") == "1"
+                                      : number_in(split(nodes, ':').back(), 1, 1).has_value();
+  const bool has_hosts =
+      is_alone || is_any_given(app, {"--standalone", "--coordinate", "--host", "--hostfile"});
+  const bool has_endpoint =
+      is_any_given(app, {"--rdzv-endpoint", "--master-addr", "--rdzv-backend"});
+  if (!has_hosts && !has_endpoint) check_backend(variables);
   for (const auto& one : kDefaults) {
     auto* option = app.get_option_no_throw(one.option);
-    const bool is_taken = option != nullptr && option->count() == 0 && !is_replaced(app, one) &&
-                          !(on_one_host && one.is_about_hosts);
     const auto value = value_of(variables, one.variable);
-    if (is_taken && !value.empty()) take(*option, one, value);
+    const bool is_taken = option != nullptr && option->count() == 0 &&
+                          !is_any_given(app, one.replaced_by) && !(has_hosts && one.is_about_hosts);
+    // An endpoint of the command line needs no other backend.
+    const bool is_passed_over = value.empty() || (one.variable == kBackend && !is_backend(value));
+    if (is_taken && !is_passed_over) take(*option, one, value);
   }
 }
 

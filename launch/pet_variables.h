@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 namespace CLI {
 class App;
@@ -14,12 +15,14 @@ using Variables = std::function<const char*(const char* name)>;
 /// Gives options that the command line lacks the values of PET_* variables: PET_NNODES for
 /// `--nnodes`. torchrun reads them in the same way, and Kubeflow tells a pod its place by them.
 ///
-/// The command line wins: one that says that there is one host takes none that is about hosts, and
-/// where it has an endpoint in one form, the variables of the other form do not count.
+/// The command line wins: one that says that there is one host, or that has the hosts by -H, takes
+/// none that is about hosts, and where it has an endpoint in one form, the variables of the other
+/// form do not count. A ddprun that another one started takes none.
 ///
 /// \param app  after it has parsed the command line. Variables of options that it lacks are
-/// ignored. \param nodes  as the command line says. \throws CLI::ValidationError  naming the
-/// variable, the rule and the value.
-void take_pet_variables(CLI::App& app, int nodes, const Variables& variables);
+/// ignored.
+/// \param nodes  of --nnodes on the command line; empty: not given.
+/// \throws CLI::ValidationError  naming the variable, the rule and the value.
+void take_pet_variables(CLI::App& app, const std::string& nodes, const Variables& variables);
 
 }  // namespace ddp::launch

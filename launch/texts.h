@@ -1,13 +1,21 @@
 #pragma once
 
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <ddp/internal/text.h>
 
 namespace ddp::launch {
+
+/// The limit of one host's ranks; a larger number is more likely a typo than a machine.
+constexpr int kMaxLocalRanks = 1024;
+constexpr int kMaxNodes = 65536;
 
 /// "2.5 s".
 inline std::string seconds_text(std::chrono::milliseconds duration) {
@@ -27,6 +35,37 @@ inline std::string rank_with_pid(int rank, int pid) {
 /// After a call of the operating system that has failed.
 [[noreturn]] inline void throw_errno(const std::string& text) {
   throw std::system_error(errno, std::generic_category(), text);
+}
+
+/// Reads a decimal integer in [low, high]: no signs, no fractions, no overflow.
+inline std::optional<int> number_in(const std::string& text, int low, int high) {
+  int value = 0;
+  const auto* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const bool is_number = error == std::errc() && stop == end && low <= value && value <= high;
+  return is_number ? std::optional<int>(value) : std::nullopt;
+}
+
+/// Splits at each separator: {"a", "", "b"} for "a,,b".
+inline std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char one : text) {
+    if (one == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += one;
+    }
+  }
+  return parts;
+}
+
+/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
+inline size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
+
+/// An IPv6 address without its brackets, and any other host as it is.
+inline std::string without_brackets(const std::string& host) {
+  const bool has = host.size() > 1 && host.front() == '[' && host.back() == ']';
+  return has ? host.substr(1, host.size() - 2) : host;
 }
 
 }  // namespace ddp::launch

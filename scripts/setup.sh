@@ -16,8 +16,8 @@ Installs what building ddp needs, and does nothing where it is there already:
   --cpu            the CPU variant even where a CUDA toolkit is
   --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
                    tests of the packages), Open MPI and MPICH (the backend over MPI; mpirun stays Open MPI's, which has
-                   the higher priority), Doxygen (scripts/docs.sh), and SLURM with munge and iproute2 (a test starts
-                   them on hosts that are namespaces)
+                   the higher priority), Doxygen (scripts/docs.sh), OpenSSH's server (a test starts it), and SLURM with
+                   munge and iproute2 (a test starts them on hosts that are namespaces)
   --aarch64        also what scripts/aarch64.sh compiles with: clang, and the cross compiler with its headers
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
@@ -93,6 +93,8 @@ missing_packages() {
     command -v doxygen >/dev/null || echo doxygen
     command -v ip >/dev/null || echo iproute2
     missing_slurm
+    # Users have no /usr/sbin on PATH.
+    command -v sshd >/dev/null || is_installed openssh-server || echo openssh-server
   fi
   if [[ $dev == yes || $aarch64 == yes ]]; then
     command -v clang++ >/dev/null || echo clang

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -14,7 +13,6 @@
 
 #include "launch/poll_until.h"
 #include "launch/processes/signals.h"
-#include "launch/processes/spawn.h"
 #include "launch/texts.h"
 
 namespace ddp::launch {
@@ -27,27 +25,7 @@ constexpr milliseconds kWaitAfterKill(2000);
 constexpr milliseconds kKillAgainEvery(20);
 constexpr milliseconds kFirstConnectEvery(100);
 constexpr milliseconds kConnectEvery(1000);
-// From a start that failed to the next one. Three in 10 seconds would be the last.
-constexpr milliseconds kStartAgainAfter(6000);
 constexpr std::chrono::minutes kConnectLimit(5);
-
-/// The variables of a rank; in an elastic job also where its coordinator is.
-Environment environment_of(
-    const LaunchOptions& options, const membership::Address& coordinator, const Attempt& attempt,
-    int local_rank) {
-  const char* own = std::getenv("OMP_NUM_THREADS");
-  const auto inherited = own == nullptr ? std::nullopt : std::optional<std::string>(own);
-  const auto threads = omp_threads(options, inherited, usable_cores());
-  auto result = rank_environment(current_environment(), options, attempt, local_rank, threads);
-  if (!options.elastic) return result;
-  const auto is_stale = [](const std::string& entry) {
-    return entry.rfind("DDP_COORDINATOR=", 0) == 0 || entry.rfind("DDP_SLOT=", 0) == 0;
-  };
-  result.erase(std::remove_if(result.begin(), result.end(), is_stale), result.end());
-  result.push_back("DDP_COORDINATOR=" + text_of(coordinator));
-  result.push_back(str("DDP_SLOT=", global_rank(options, local_rank)));
-  return result;
-}
 
 }  // namespace
 
@@ -65,6 +43,7 @@ HostLoop::HostLoop(
       deadline_(Clock::now() + kConnectLimit) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
   if (!null_) throw_errno("cannot open /dev/null");
+  if (options_.obeys_stdin) orders_.emplace(STDIN_FILENO);
   if (own_ == nullptr) return;
   job_ = own_->local_client();
   introduce();
@@ -88,6 +67,7 @@ void HostLoop::loop() {
     connect();
     wait_for_event();
     handle_signals();
+    obey_orders();
     check_lifeline();
     copy_output();
     // Before the coordinator reads: the job gets the cause of a rank's end before its connection's.
@@ -128,7 +108,7 @@ void HostLoop::connect() {
     throw std::runtime_error(
         str("cannot reach node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
             " within 5 minutes. Start it there, with ", options_.elastic ? "--elastic and " : "",
-            "--node-rank 0."));
+            options_.rendezvous ? "--rdzv-conf is_host=true." : "--node-rank 0."));
   }
   job_ = LineChannel(std::move(socket));
   job_.close_when_peer_is_lost();
@@ -151,6 +131,7 @@ void HostLoop::introduce() {
 void HostLoop::wait_for_event() {
   std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {processes_.fd(), POLLIN, 0}};
   if (lifeline_is_open_) waited.push_back({lifeline_, POLLIN, 0});
+  if (orders_ && !orders_->ended()) waited.push_back({STDIN_FILENO, POLLIN, 0});
   job_.add_to(waited);
   if (own_ != nullptr) own_->add_to(waited);
   output_.add_to(waited);
@@ -178,7 +159,29 @@ void HostLoop::handle_signals() {
   }
 }
 
+void HostLoop::obey_orders() {
+  if (!orders_ || orders_->ended()) return;
+  const auto awaits_end = [this] { return state_ == State::Running || next_ == Next::StartAgain; };
+  for (const auto& order : orders_->take()) {
+    if (order.signal > 0) {
+      on_signal(order.signal);
+    } else if (awaits_end()) {
+      output_.say("another host ended the job; ending " + count_of(processes_.count(), "rank"));
+      exit_code_ = 128 + SIGTERM;
+      job_.send(str("signal ", SIGTERM));
+      if (std::exchange(next_, Next::Exit) == Next::Exit) {
+        begin_ending(SIGTERM, grace_or(kGraceAfterFailure));
+      }
+    }
+  }
+  const bool ends = state_ == State::Ending || state_ == State::Killing || state_ == State::Done;
+  // The client that carried the orders is gone, as a terminal that hangs up.
+  if (orders_->ended() && (!ends || next_ == Next::StartAgain)) on_signal(SIGHUP);
+}
+
 void HostLoop::on_signal(int signal) {
+  // A terminal hangs up and ends: one event.
+  if (orders_ && signal == SIGHUP && std::exchange(hung_up_, true)) return;
   const bool is_asked_to_end = !is_only_forwarded(signal);
   if (is_asked_to_end) ++signals_taken_;
   const bool ends = state_ == State::Ending || state_ == State::Killing;
@@ -282,6 +285,10 @@ void HostLoop::follow(const std::string& line) {
   if (word == "say") {
     output_.copy();  // the ranks' lines come before the job's line about the ranks
     output_.say(line.substr(word.size() + 1));
+  } else if (word == "node" && words >> first) {
+    options_.node_rank = first;
+    options_.ranks_of_nodes.clear();
+    while (words >> second) options_.ranks_of_nodes.push_back(second);
   } else if (word == "start" && words >> first >> second && state_ == State::Running) {
     sent_signals_.clear();
     for (int local = 0; local < options_.local_ranks; ++local) start(local, {first, second});
@@ -307,58 +314,17 @@ void HostLoop::on_finish(int code, milliseconds limit) {
   deadline_ = Clock::now() + limit;
 }
 
-void HostLoop::start(int local_rank, const Attempt& attempt) {
-  const int rank = global_rank(options_, local_rank);
-  StandardFds fds = {rank == 0 ? STDIN_FILENO : null_.get(), STDOUT_FILENO, STDERR_FILENO};
-  Output::RankEnds ends;
-  int place = outputs_;
-  if (options_.prefix) {
-    ends = output_.add_rank(rank, open_log(options_.log_dir, attempt.number, rank));
-    place = outputs_++;
-    fds.out = ends.out.get();
-    fds.err = ends.err.get();
-  }
-  const pid_t pid =
-      spawn(options_.command, environment_of(options_, coordinator_, attempt, local_rank), fds);
-  processes_.add(rank, pid, place);
-  job_.send(str("started ", rank, " ", pid));
-}
-
-/// The other ranks go on where this host has no descriptor, memory or process left just now.
-void HostLoop::replace(int rank, const Attempt& attempt) {
-  try {
-    start(rank - global_rank(options_, 0), attempt);
-  } catch (const std::system_error& error) {
-    const int code = error.code().value();
-    const bool may_pass = code == EMFILE || code == ENFILE || code == EAGAIN || code == ENOMEM;
-    if (!may_pass) throw;
-    failed_starts_.push_back({rank, error.what(), Clock::now() + kStartAgainAfter});
-  }
-}
-
-/// As exits, after a while in which what lacked may be there again.
-void HostLoop::report_failed_starts() {
-  const auto is_due = [this, now = Clock::now()](const FailedStart& failed) {
-    return state_ != State::Running || now >= failed.report_at;
-  };
-  for (const auto& failed : failed_starts_) {
-    if (!is_due(failed)) continue;
-    const auto line = str("exited ", failed.rank, " 0 1 0 could not be started: ", failed.why);
-    if (job_) {
-      job_.send(line);
-    } else {
-      unsent_.push_back(line);
-    }
-  }
-  failed_starts_.erase(
-      std::remove_if(failed_starts_.begin(), failed_starts_.end(), is_due), failed_starts_.end());
-}
-
 /// Only ranks of an elastic job continue without a coordinator, until it is started again.
 void HostLoop::check_connection() {
   if (job_ || !has_joined_) return;
   const bool awaits_job = state_ == State::Running || next_ == Next::StartAgain;
-  if (options_.elastic) {
+  if (options_.node_rank < 0) {
+    if (state_ != State::Running) return;
+    output_.say(
+        str("node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
+            " closed the connection: expected the same --rdzv-id on all hosts, got '",
+            coordinator_.token, "' here"));
+  } else if (options_.elastic) {
     if (state_ != State::Running || processes_.count() > 0) return;
     output_.say("lost the coordinator, and no rank is left");
   } else {

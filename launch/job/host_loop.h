@@ -10,6 +10,7 @@
 #include <ddp/internal/system/fd.h>
 
 #include "launch/environment.h"
+#include "launch/hosts/orders.h"
 #include "launch/job/coordinator.h"
 #include "launch/options.h"
 #include "launch/output/output.h"
@@ -66,6 +67,7 @@ class HostLoop {
   void check_stops();
   size_t follow_job();
   void follow(const std::string& line);
+  void obey_orders();
   void check_connection();
   void advance();
 
@@ -84,12 +86,13 @@ class HostLoop {
   bool was_asked(int code) const;
   std::chrono::milliseconds grace_or(std::chrono::milliseconds by_default) const;
 
-  const LaunchOptions options_;
+  LaunchOptions options_;  // a rendezvous fills in this host's place
   const Address coordinator_;
   Coordinator* const own_;
   const int lifeline_;
   bool lifeline_is_open_ = true;
   Fd signals_;
+  std::optional<Orders> orders_;  // of a ddprun that started this one
   Fd null_;
   RankProcesses processes_;
   Output output_;
@@ -109,6 +112,7 @@ class HostLoop {
   Clock::time_point deadline_;
   std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
   std::vector<int> sent_signals_;                    // to all ranks, since they were started
+  bool hung_up_ = false;                             // the client of orders_ is gone
   int signals_taken_ = 0;                            // without the signals only forwarded
   int exit_code_ = 0;
 };

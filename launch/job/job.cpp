@@ -9,6 +9,8 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
+#include "launch/environment.h"
+#include "launch/processes/signals.h"
 #include "launch/texts.h"
 
 namespace ddp::launch {
@@ -23,8 +25,6 @@ constexpr std::chrono::milliseconds kStopLimit(20000);  // after which a launche
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
 constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
-// As of a process that SIGTERM has ended; ranks that leave after a notice have it, too.
-constexpr int kLeftCode = 128 + SIGTERM;
 
 std::string first_word(const std::string& line) { return line.substr(0, line.find(' ')); }
 
@@ -55,11 +55,11 @@ void Job::renew(std::optional<Remembered> remembered) {
 MembershipLimits Job::limits() const {
   const ElasticOptions& elastic = *options_.elastic;
   MembershipLimits limits;
-  limits.slots = options_.nodes * options_.local_ranks;
+  limits.slots = world_size(options_);
   limits.max_ranks = elastic.max_ranks;
   limits.min_ranks = elastic.min_ranks;
-  limits.first_ranks =
-      std::max(elastic.min_ranks, elastic.max_ranks - static_cast<int>(leaving_.size()));
+  const int first = elastic.first_ranks > 0 ? elastic.first_ranks : elastic.max_ranks;
+  limits.first_ranks = std::max(elastic.min_ranks, first - static_cast<int>(leaving_.size()));
   limits.lost_after = elastic.lost_after;
   limits.wait = elastic.wait;
   limits.hold = elastic.hold;
@@ -131,62 +131,6 @@ std::optional<Job::Time> Job::next_time() const {
   return membership_ ? membership_->next_time() : std::nullopt;
 }
 
-void Job::admit(Client client, const std::string& line) {
-  InputText words(line);
-  std::string word, token;
-  Launcher launcher;
-  bool elastic = false;
-  int nodes = 0, restarts = 0, held = 0;
-  words >> word >> token >> elastic >> launcher.node >> nodes >> launcher.ranks >> restarts >> held;
-  if (!words || token != token_) return wires_.close(client);
-  const bool comes_late = state_ == State::Draining && held == 0;
-  if (comes_late || state_ == State::Over) {
-    launchers_[client] = launcher;
-    return wires_.send(client, str("finish ", exit_code_.value_or(code_), " 0 "));
-  }
-  const auto why = reason_to_refuse(launcher, elastic, nodes, restarts);
-  if (!why.empty()) {
-    wires_.send(client, str("finish 1 0 ", why));
-    return wires_.close(client);
-  }
-  const bool is_node = launcher.node >= 0 && (elastic || launcher.node < options_.nodes);
-  if (!is_node) return wires_.close(client);
-  launchers_[client] = launcher;
-  wires_.watch(client);
-  ++seen_launchers_;
-  count_launchers();
-  if (held > 0) lost_launchers_ = std::max(0, lost_launchers_ - 1);
-  if (state_ == State::Joining) {
-    if (static_cast<int>(launchers_.size()) < options_.nodes) return;
-    state_ = State::Training;
-    return begin_attempts();
-  }
-  if (state_ == State::Training && held == 0) begin_attempt(client);
-}
-
-/// Why a launcher cannot take part; "": it can.
-std::string Job::reason_to_refuse(
-    const Launcher& launcher, bool elastic, int nodes, int restarts) const {
-  if (elastic != options_.elastic.has_value()) {
-    return "--elastic: expected it on all hosts, or on none";
-  }
-  if (elastic) return "";  // a coordinator that runs alone has no --nproc-per-node to compare
-  const int wanted = hosts_that_agree(options_);
-  if (nodes != wanted || launcher.ranks != options_.local_ranks ||
-      restarts != options_.max_restarts) {
-    return str(
-        "expected node 0's --nnodes ", wanted, ", --nproc-per-node ", options_.local_ranks,
-        " and --max-restarts ", options_.max_restarts, ", got ", nodes, ", ", launcher.ranks,
-        " and ", restarts);
-  }
-  const bool is_taken =
-      any_of(launchers_, [&](const auto& entry) { return entry.second.node == launcher.node; });
-  if (is_taken) {
-    return str("--node-rank: expected one host with each, got a second one with ", launcher.node);
-  }
-  return "";
-}
-
 void Job::begin_attempts() {
   const bool all = options_.elastic.has_value();
   for (auto& [client, launcher] : launchers_) {
@@ -201,7 +145,12 @@ void Job::begin_attempts() {
 }
 
 void Job::begin_attempt(Client client) {
-  launchers_.at(client).starting = true;
+  Launcher& launcher = launchers_.at(client);
+  launcher.starting = true;
+  if (options_.rendezvous) {
+    const auto& ranks = options_.ranks_of_nodes;  // empty: the same on all
+    wires_.send(client, str("node ", launcher.node, " ", joined_by(" ", ranks)));
+  }
   wires_.send(client, str("start ", restarts_, " ", port_));
 }
 

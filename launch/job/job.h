@@ -20,7 +20,8 @@ namespace ddp::launch {
 ///             started RANK PID | exited RANK PID CODE ASKED HOW | gone | signal NUMBER |
 ///             notice NUMBER | bye
 ///             (of a rank that could not be started, PID is 0)
-///   job       start NUMBER PORT | replace RANK NUMBER PORT | kill RANK PID | stop | say TEXT
+///   job       node NODE RANKS... (of each host) | start NUMBER PORT |
+///             replace RANK NUMBER PORT | kill RANK PID | stop | say TEXT |
 ///             finish CODE MILLISECONDS TEXT
 ///
 ///   Joining   a job that restarts as a whole begins once all its launchers are there
@@ -29,6 +30,8 @@ namespace ddp::launch {
 ///   Stopping  all processes are ended, to start again
 ///   Draining  the members are done, and their processes end by themselves
 ///   Over      `exit_code` is set, and "finish" was sent to all launchers
+///
+/// In a rendezvous launchers come with NODE -1 and get their numbers before the first start.
 ///
 /// Membership decides who trains in an elastic job; this starts the processes for it, and counts
 /// them. It has no sockets and no clock.
@@ -63,7 +66,7 @@ class Job {
  private:
   enum class State { Joining, Training, Stopping, Draining, Over };
   struct Launcher {
-    int node = 0;
+    int node = 0;  // -1: it has no number yet
     int ranks = 0;
     std::map<int, int> running;  // pids by rank
     bool starting = false;       // until its first process is there
@@ -81,6 +84,9 @@ class Job {
   void admit(Client client, const std::string& line);
   std::string reason_to_refuse(
       const Launcher& launcher, bool elastic, int nodes, int restarts) const;
+  std::string reason_without_place(const Launcher& launcher) const;
+  int free_node() const;
+  void number_hosts();
   void take_from_launcher(Client client, const std::string& line);
   void on_exited(Client client, const Exit& exit);
   void on_member_exited(Client client, const Exit& exit);
@@ -109,7 +115,7 @@ class Job {
   void send_to_launchers(const std::string& line);
   MembershipLimits limits() const;
 
-  const LaunchOptions options_;
+  LaunchOptions options_;  // a rendezvous fills in the ranks of each host
   const std::string token_;
   const Wires wires_;
   const Time start_;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -14,6 +15,23 @@
 namespace ddp::launch {
 
 constexpr int kBacklog = 128;
+
+bool is_own_host(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  bool is_own = false;
+  for (const addrinfo* one = found; one != nullptr && !is_own; one = one->ai_next) {
+    char address[NI_MAXHOST] = {};
+    is_own = ::getnameinfo(
+                 one->ai_addr, one->ai_addrlen, address, sizeof(address), nullptr, 0,
+                 NI_NUMERICHOST) == 0 &&
+             has_address(address);
+  }
+  ::freeaddrinfo(found);
+  return is_own;
+}
 
 Fd listen_on(int port) {
   Fd fd = bind_to_port(port);

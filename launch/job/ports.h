@@ -1,8 +1,13 @@
 #pragma once
 
+#include <string>
+
 #include <ddp/internal/system/fd.h>
 
 namespace ddp::launch {
+
+/// Whether one of the addresses that `host` stands for is this host's own. Asks the resolver.
+bool is_own_host(const std::string& host);
 
 /// Listens on `port` of all addresses.
 ///

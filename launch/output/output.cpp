@@ -97,15 +97,24 @@ Output::Output(int out_fd, int err_fd)
 Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
   Rank rank;
   if (log_file) rank.log = std::make_unique<Log>(std::move(log_file));
+  const std::string prefix = "[" + std::to_string(global_rank) + "] ";
   RankEnds ends;
-  ends.out = add_stream(rank, out_, global_rank);
-  ends.err = add_stream(rank, *err_sink_, global_rank);
+  ends.out = add_stream(rank, out_, prefix);
+  ends.err = add_stream(rank, *err_sink_, prefix);
   ranks_[next_place_++] = std::move(rank);
   return ends;
 }
 
-Fd Output::add_stream(Rank& rank, Sink& sink, int global_rank) {
-  const std::string prefix = "[" + std::to_string(global_rank) + "] ";
+Output::RankEnds Output::add_launcher(Filter filter) {
+  Rank rank;
+  RankEnds ends;
+  ends.out = add_stream(rank, out_, "", std::move(filter));
+  ends.err = add_stream(rank, *err_sink_, "");
+  ranks_[next_place_++] = std::move(rank);
+  return ends;
+}
+
+Fd Output::add_stream(Rank& rank, Sink& sink, const std::string& prefix, Filter filter) {
   auto terminal = make_pseudo_terminal();
   Pipe ends = terminal ? *std::move(terminal) : make_pipe();
   set_nonblocking(ends.read);
@@ -113,7 +122,7 @@ Fd Output::add_stream(Rank& rank, Sink& sink, int global_rank) {
   const int log_source = rank.log ? rank.log->sink.add_source("") : 0;
   rank.streams.push_back(
       {std::move(ends.read), &sink, source, static_cast<int>(prefix.size()), rank.log.get(),
-       log_source});
+       log_source, std::move(filter)});
   resize(rank.streams.back());
   return std::move(ends.write);
 }
@@ -182,7 +191,7 @@ void Output::read_ready(Stream& stream, size_t limit) {
     const ssize_t count = ::read(stream.fd.get(), buffer, sizeof(buffer));
     if (count > 0) {
       const std::string_view bytes(buffer, static_cast<size_t>(count));
-      stream.sink->feed(stream.source, bytes);
+      stream.sink->feed(stream.source, stream.filter ? stream.filter(bytes) : std::string(bytes));
       if (stream.log) stream.log->sink.feed(stream.log_source, bytes);
       total += static_cast<size_t>(count);
     } else if (count == 0 || errno == EIO) {  // the end of a pipe, or of a pseudo-terminal

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -79,6 +80,13 @@ class Output {
   /// \throws std::system_error  when no descriptors are left; the rank has no place then.
   RankEnds add_rank(int global_rank, Fd log = {});
 
+  /// Takes bytes, and returns those that go on.
+  using Filter = std::function<std::string(std::string_view)>;
+  /// Makes the descriptors of a ddprun on another host, whose lines have their prefixes.
+  ///
+  /// \param filter  of its stdout; may be empty.
+  RankEnds add_launcher(Filter filter);
+
   /// Queues one line of ddprun's own for stderr, after the ranks' lines there.
   void say(std::string_view line);
 
@@ -118,12 +126,13 @@ class Output {
     int prefix_width;
     Log* log;  // null: none
     int log_source;
+    Filter filter;  // may be empty
   };
   struct Rank {
     std::unique_ptr<Log> log;  // null: none
     std::vector<Stream> streams;
   };
-  static Fd add_stream(Rank& rank, Sink& sink, int global_rank);
+  static Fd add_stream(Rank& rank, Sink& sink, const std::string& prefix, Filter filter = {});
   void forget_ended();
   static void finish(Stream& stream);
   /// Reads what is there, up to `limit` bytes.

@@ -8,6 +8,9 @@
 
 namespace ddp::launch {
 
+/// As of a process that SIGTERM has ended; ranks that leave after a notice have it, too.
+constexpr int kLeftCode = 128 + SIGTERM;
+
 /// Returns the signals that ddprun waits for instead of dying from them: the signals that ask it to
 /// end or that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
 sigset_t awaited_signals();

@@ -222,13 +222,13 @@ IFS=: read -ra folders <<<"${PATH#"$bin:"}"
 for folder in "${folders[@]}"; do
   find "$folder/" -maxdepth 1 ! -type d -exec ln -s -t "$work/programs" {} + 2>/dev/null || true
 done
-rm -f "$work"/programs/{clang-format-14,clang-tidy-14,clang++,mpirun,mpicxx.openmpi,mpiexec.mpich,mpicxx.mpich,doxygen,ip}
+rm -f "$work"/programs/{clang-format-14,clang-tidy-14,clang++,mpirun,mpicxx.openmpi,mpiexec.mpich,mpicxx.mpich,doxygen,ip,sshd}
 rm -f "$work"/programs/aarch64-linux-gnu-g++
 for program in g++ ninja ccache cmake; do
   [[ -e $work/programs/$program ]] || ln -s "$(command -v true)" "$work/programs/$program"
 done
 PATH=$work/programs run_setup 1 --dev </dev/null
-expect_text "takes root: clang-format-14 clang-tidy-14 openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen iproute2 slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge clang"
+expect_text "takes root: clang-format-14 clang-tidy-14 openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen iproute2 slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge openssh-server clang"
 PATH=$work/programs run_setup 1 --aarch64 </dev/null
 expect_text "takes root: clang g++-aarch64-linux-gnu"
 echo doxygen >>"$work/installed"

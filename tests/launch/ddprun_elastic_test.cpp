@@ -70,6 +70,49 @@ TEST_CASE("with a smaller minimum the others go on at once", "[process]") {
   CHECK_THAT(job.out, ContainsText(", rank 1 of 2, step "));
 }
 
+TEST_CASE("a job of 1:2 hosts begins with one, and goes on with each that comes", "[process]") {
+  const ReservedPort endpoint;
+  const Words options = {
+      "-n",
+      "1",
+      "--nnodes",
+      "1:2",
+      "--rdzv-backend",
+      "c10d",
+      "--rdzv-endpoint",
+      "localhost:" + std::to_string(endpoint.port())};
+  const Words probe = {"100000", "5"};
+  Process first(elastic(options, probe), in_one_stream());
+  wait_for_generation(first, 1);
+  first.read_until("rank 0 of 1");
+  Process second(elastic(options, probe), in_one_stream());
+  wait_for_generation(first, 2);
+  second.read_until(": generation 2, rank 1 of 2");
+  second.read_until("[1] slot 1 pid ");
+  second.send(SIGTERM);
+  CHECK(second.wait().code == 128 + SIGTERM);
+  wait_for_generation(first, 3);
+  first.send(SIGTERM);
+  CHECK(first.wait().code == 128 + SIGTERM);
+}
+
+TEST_CASE("a killed rank of a host that ddprun -H started is replaced", "[process]") {
+  const TemporaryFolder folder;
+  const auto rsh = folder.write("rsh", "#!/bin/sh\nshift\nexec sh -c \"$*\"\n");
+  ::chmod(rsh.c_str(), 0755);
+  Process job(
+      elastic({"-H", "127.0.0.1:1,localhost:2", "--rsh", rsh}, {"100000", "5"}), in_one_stream());
+  wait_for_generation(job, 1);
+  job.read_until("reached step 20", 3);
+  const int survivor = pid_of_slot(job.out(), 0);
+  ::kill(pid_of_slot(job.out(), 2), SIGKILL);
+  wait_for_generation(job, 2);
+  job.read_until("generation 2, rank ", 3);
+  CHECK(pid_of_slot(job.out(), 0) == survivor);
+  job.send(SIGTERM);
+  CHECK(job.wait().code == 128 + SIGTERM);
+}
+
 TEST_CASE("a job that loses more ranks than it can replace ends with their code", "[process]") {
   const Ended job = run(elastic({"-n", "2", "--max-restarts", "0"}, {"100000", "5", "0", "5"}));
   CHECK(job.code == 1);

@@ -18,8 +18,8 @@ namespace {
 /// A job with two ranks on each host, and what it said to each client.
 class Told {
  public:
-  explicit Told(int nodes, int restarts, int port = 0)
-      : job_(options(nodes, restarts, port), "t", wires(), 0ms) {}
+  explicit Told(int nodes, int restarts, int port = 0) : Told(options(nodes, restarts, port)) {}
+  explicit Told(const LaunchOptions& options) : job_(options, "t", wires(), 0ms) {}
 
   void say(int client, const std::string& line) { job_.on_line(now, client, line); }
   /// A launcher with HELD = 0.
@@ -36,7 +36,6 @@ class Told {
   std::chrono::milliseconds now{0};
   std::vector<int> closed;
 
- private:
   static LaunchOptions options(int nodes, int restarts, int port) {
     LaunchOptions options;
     options.nodes = nodes;
@@ -46,6 +45,8 @@ class Told {
     options.command = {"train"};
     return options;
   }
+
+ private:
   Job::Wires wires() {
     Job::Wires wires;
     wires.send = [this](int client, const std::string& line) { lines_[client].push_back(line); };
@@ -276,4 +277,83 @@ TEST_CASE("what ends one host's ranks ends those of the others", "[pure]") {
     job.say(2, "exited 3 13 9 0 exited with code 9");
     CHECK(job.to(1) == Lines{"stop"});
   }
+}
+
+TEST_CASE("in a rendezvous hosts get their numbers in the order in which they come", "[pure]") {
+  auto options = Told::options(3, 1, 29500);
+  options.rendezvous = true;
+  Told job(options);
+  job.join(1, 0, "3 2 1");  // node 0's own
+  job.join(2, -1, "3 4 1");
+  job.lose(2);  // before all were there
+  job.join(3, -1, "3 1 1");
+  CHECK(job.to(1).empty());
+  SECTION("each learns the ranks of all, also when they start again") {
+    job.join(4, -1, "3 4 1");
+    CHECK(job.to(1) == Lines{"node 0 2 1 4", "start 0 101"});
+    CHECK(job.to(3) == Lines{"node 1 2 1 4", "start 0 101"});
+    CHECK(job.to(4) == Lines{"node 2 2 1 4", "start 0 101"});
+    job.join(5, -1, "3 2 1");
+    CHECK(job.to(5) == Lines{"finish 1 0 --nnodes: expected 3 hosts, got another one"});
+    job.say(3, "started 2 30");
+    job.say(3, "exited 2 30 9 0 exited with code 9");
+    for (const int client : {1, 3, 4}) {
+      job.to(client);
+      job.say(client, "gone");
+    }
+    CHECK(
+        job.to(3) ==
+        Lines{"say restart 1 of 1: starting 1 rank again", "node 1 2 1 4", "start 1 102"});
+  }
+  SECTION("of another job: another token, or other options") {
+    job.say(6, "host other 0 -1 3 2 1 0");
+    CHECK(job.to(6).empty());
+    CHECK(job.closed == std::vector<int>{6});
+    job.join(7, -1, "2 2 1");
+    CHECK(
+        job.to(7) == Lines{"finish 1 0 expected node 0's --nnodes 3, --nproc-per-node 2 and "
+                           "--max-restarts 1, got 2, 2 and 1"});
+  }
+}
+
+TEST_CASE("a host without a number is refused where all have theirs", "[pure]") {
+  Told job(2, 1, 29500);
+  job.join(1, 0, "2 2 1");
+  job.join(2, -1, "2 2 1");
+  CHECK(
+      job.to(2) == Lines{"finish 1 0 --node-rank: expected it on all hosts, or --rdzv-backend c10d "
+                         "on node 0, too"});
+}
+
+TEST_CASE("an elastic job gives a host the lowest number that is free", "[pure]") {
+  auto options = Told::options(2, 1, 29500);
+  options.rendezvous = true;
+  options.elastic.emplace();
+  options.elastic->max_ranks = 4;
+  options.elastic->min_ranks = options.elastic->first_ranks = 2;
+  Told job(options);
+  const auto join = [&](int client, int node, const std::string& ranks) {
+    job.say(client, "host t 1 " + std::to_string(node) + " 2 " + ranks + " 1 0");
+  };
+  join(1, 0, "2");
+  CHECK(job.to(1) == Lines{"node 0 ", "start 0 101"});
+  join(2, -1, "3");
+  CHECK(job.to(2) == Lines{"finish 1 0 --nproc-per-node: expected node 0's 2, got 3"});
+  join(3, -1, "2");
+  CHECK(job.to(3) == Lines{"node 1 ", "start 0 101"});
+  join(4, -1, "2");
+  CHECK(job.to(4) == Lines{"finish 1 0 --nnodes: expected 2 hosts, got another one"});
+}
+
+TEST_CASE("hosts with other numbers of ranks have to have those of the list", "[pure]") {
+  auto options = Told::options(2, 1, 29500);
+  options.ranks_of_nodes = {2, 3};
+  Told job(options);
+  job.join(1, 0, "2 2 1");
+  job.join(2, 1, "2 2 1");
+  CHECK(
+      job.to(2) == Lines{"finish 1 0 expected node 0's --nnodes 2, --nproc-per-node 3 and "
+                         "--max-restarts 1, got 2, 2 and 1"});
+  job.join(3, 1, "2 3 1");
+  CHECK(job.to(3) == Lines{"start 0 101"});
 }

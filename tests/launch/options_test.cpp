@@ -1,48 +1,20 @@
 #include "launch/options.h"
 
 #include <chrono>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
+
+#include "launch/environment.h"
+#include "launch/parse.h"
 
 #include "support/catch.h"
 
 using ddp::launch::kBadUsage;
-using ddp::launch::LaunchOptions;
-using ddp::launch::parse_options;
+using ddp::launch::usable_cores;
+using ddp::testing::BadLine;
+using ddp::testing::Parse;
+using ddp::testing::PetVariables;
 using Words = std::vector<std::string>;
-
-namespace {
-
-using PetVariables = std::map<std::string, std::string>;
-
-struct Parse {
-  explicit Parse(const Words& words, const PetVariables& variables = {}) {
-    std::vector<const char*> argv = {"ddprun"};
-    for (const auto& word : words) argv.push_back(word.c_str());
-    std::ostringstream out_stream;
-    std::ostringstream err_stream;
-    const auto parsed = parse_options(
-        static_cast<int>(argv.size()), argv.data(), out_stream, err_stream,
-        [&](const std::string& name) {
-          const auto found = variables.find(name);
-          return found == variables.end() ? nullptr : found->second.c_str();
-        });
-    accepted = parsed.options.has_value();
-    if (accepted) options = *parsed.options;
-    exit_code = parsed.exit_code;
-    out = out_stream.str();
-    err = err_stream.str();
-  }
-  bool accepted;
-  LaunchOptions options;
-  int exit_code;
-  std::string out;
-  std::string err;
-};
-
-}  // namespace
 
 TEST_CASE("the program begins at the first word that is not an option", "[pure]") {
   const Words expected = {"./train", "-n", "3", "--help", "--", "x"};
@@ -88,11 +60,7 @@ TEST_CASE("every option reaches LaunchOptions", "[pure]") {
 }
 
 TEST_CASE("a bad command line is refused with code 2 and says what was expected", "[pure]") {
-  struct Case {
-    Words words;
-    Words said;
-  };
-  const std::vector<Case> cases = {
+  const std::vector<BadLine> cases = {
       {{}, {"--nproc-per-node", "required"}},
       {{"p"}, {"--nproc-per-node", "required"}},
       {{"-n"}, {"--nproc-per-node", "missing"}},
@@ -134,7 +102,7 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
       {{"-n", "2", "--grace", "soon", "p"}, {"--grace", "'soon'"}},
       {{"-n", "2", "--grace", "nan", "p"}, {"--grace", "'nan'"}},
   };
-  for (const Case& bad : cases) {
+  for (const BadLine& bad : cases) {
     const Parse parse(bad.words);
     CAPTURE(bad.words, parse.err);
     CHECK_FALSE(parse.accepted);
@@ -153,7 +121,7 @@ TEST_CASE("--help lists every option and --version prints the version", "[pure]"
   for (const char* text :
        {"Usage: ddprun -n RANKS", "--standalone", "--nnodes", "--node-rank", "--master-addr",
         "--master-port", "--omp-threads", "--grace", "--no-prefix", "--max-restarts", "--log-dir",
-        "--rdzv-endpoint", "ddprun -n 2 ./train"}) {
+        "--rdzv-endpoint", "--hostfile", "--rdzv-backend", "ddprun -n 2 ./train"}) {
     CHECK_THAT(help.out, ContainsText(text));
   }
   const Parse version({"--version"});
@@ -170,6 +138,15 @@ const PetVariables kTrainJob{
     {"PET_NODE_RANK", "1"},
     {"PET_MASTER_ADDR", "train-node-0-0.train"},
     {"PET_MASTER_PORT", "29400"}};
+
+// As a PyTorchJob with an elastic policy has them.
+const PetVariables kElasticJob{
+    {"PET_NNODES", "2:4"},
+    {"PET_NPROC_PER_NODE", "3"},
+    {"PET_RDZV_ENDPOINT", "train-worker-0:23456"},
+    {"PET_RDZV_BACKEND", "c10d"},
+    {"PET_RDZV_ID", "job"},
+    {"PET_RDZV_CONF", "is_host=true"}};
 
 PetVariables with_pet(PetVariables variables, const PetVariables& more) {
   for (const auto& [name, value] : more) variables[name] = value;
@@ -226,6 +203,68 @@ TEST_CASE("one host of the command line takes no hosts of PET_* variables", "[pu
   CHECK(Parse({"--coordinate", "29600", "--max-ranks", "8"}, kTrainJob).accepted);
 }
 
+TEST_CASE("PET_* variables are read as torchrun's options are", "[pure]") {
+  CHECK(Parse({"p"}, {{"PET_NPROC_PER_NODE", "cpu"}}).options.local_ranks == usable_cores());
+  CHECK(Parse({"p"}, {{"PET_NPROC_PER_NODE", "auto"}}).accepted);
+  const Parse parse({"--elastic", "p"}, kElasticJob);
+  CAPTURE(parse.err);
+  REQUIRE(parse.accepted);
+  CHECK(parse.err.empty());
+  CHECK(parse.options.nodes == 4);
+  CHECK(parse.options.elastic->first_ranks == 6);
+  CHECK(parse.options.elastic->max_ranks == 12);
+  CHECK(parse.options.rendezvous);
+  CHECK(parse.options.node_rank == -1);
+  CHECK(parse.options.is_first_host == true);
+  CHECK(parse.options.job_id == "job");
+  // A number for the host, as --node-rank beside --rdzv-backend c10d.
+  CHECK_FALSE(Parse({"p"}, with_pet(kTrainJob, {{"PET_RDZV_BACKEND", "c10d"}})).options.rendezvous);
+}
+
+TEST_CASE("torchrun's and mpirun's lines win over PET_* variables", "[pure]") {
+  const Parse parse(
+      {"--nproc_per_node=1", "--nnodes=2", "--node_rank", "1", "--rdzv_backend=static",
+       "--rdzv_id=own", "p"},
+      kElasticJob);
+  CAPTURE(parse.err);
+  REQUIRE(parse.accepted);
+  CHECK(parse.options.local_ranks == 1);
+  CHECK(parse.options.nodes == 2);
+  CHECK(parse.options.node_rank == 1);
+  CHECK_FALSE(parse.options.rendezvous);
+  CHECK(parse.options.job_id == "own");
+  const auto named = Parse({"--elastic", "--token", "t", "p"}, kElasticJob).options;
+  CHECK(named.elastic->token == "t");
+  CHECK(named.job_id.empty());
+  CHECK(Parse({"--nnodes=1:1", "p"}, kElasticJob).options.master_port == 0);
+
+  CHECK(Parse({"-np", "2", "p"}, {{"PET_NPROC_PER_NODE", "3"}}).options.local_ranks == 2);
+  CHECK_THAT(Parse({"-np", "2", "p"}, kTrainJob).err, ContainsText("--np: expected at most"));
+  const auto etcd = with_pet(kTrainJob, {{"PET_RDZV_BACKEND", "etcd"}});
+  CHECK(Parse({"--rdzv-endpoint", "h:1", "p"}, etcd).accepted);
+  CHECK(Parse({"--rdzv-backend", "static", "p"}, etcd).accepted);
+}
+
+TEST_CASE("hosts of -H, and a host's ddprun, take none of PET_* variables", "[pure]") {
+  for (const auto& variables : {kTrainJob, kElasticJob}) {
+    const Parse parse({"-H", "a:4,b", "p"}, with_pet(variables, {{"PET_LOG_DIR", "logs"}}));
+    CAPTURE(parse.err);
+    REQUIRE(parse.accepted);
+    REQUIRE(parse.options.hosts);
+    CHECK(parse.options.hosts->names == Words{"a", "b"});
+    CHECK(parse.options.ranks_of_nodes == std::vector<int>{4, 1});
+    CHECK(parse.options.master_addr == "a");
+    CHECK(parse.options.master_port == 0);
+    CHECK(parse.options.job_id.empty());
+    CHECK(parse.options.log_dir == "logs");
+  }
+  const auto started =
+      Parse({"--obey-stdin", "-n", "1", "p"}, with_pet(kTrainJob, {{"PET_LOG_DIR", "logs"}}));
+  REQUIRE(started.accepted);
+  CHECK(started.options.nodes == 1);
+  CHECK(started.options.log_dir.empty());
+}
+
 TEST_CASE("a bad PET_* variable is an error that names it", "[pure][errors]") {
   const auto error = [](const Words& words, const PetVariables& more) {
     const Parse parse(words, with_pet(kTrainJob, more));
@@ -233,9 +272,12 @@ TEST_CASE("a bad PET_* variable is an error that names it", "[pure][errors]") {
     return parse.err;
   };
   CHECK_THAT(
+      error({"p"}, {{"PET_NNODES", "4:1"}}),
+      ContainsText("ddprun: PET_NNODES: expected a whole number from 1 to 65536, or MIN:MAX, got "
+                   "'4:1'. Give --nnodes on the command line"));
+  CHECK_THAT(
       error({"p"}, {{"PET_NNODES", "1:4"}}),
-      ContainsText("ddprun: PET_NNODES: expected a whole number from 1 to 65536, got '1:4'. Give "
-                   "--nnodes on the command line"));
+      ContainsText("--nnodes: expected --elastic beside MIN:MAX"));
   CHECK_THAT(error({"p"}, {{"PET_NPROC_PER_NODE", "gpus"}}), ContainsText("PET_NPROC_PER_NODE: "));
   CHECK_THAT(
       error({"p"}, {{"PET_RDZV_BACKEND", "etcd-v2"}}),

@@ -1,5 +1,6 @@
 #include <ddp/preemption_notice.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -17,7 +18,6 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
-#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -71,12 +71,10 @@ struct Handlers {
   }
 };
 
-}  // namespace
-
 /// Signals of one notice, while it lives.
-class PreemptionSignals {
+class Signals {
  public:
-  explicit PreemptionSignals(const std::vector<int>& signals) {
+  explicit Signals(const std::vector<int>& signals) {
     for (const int signal : signals) {
       const int problem = Handlers::instance().add(signal);
       if (problem == 0) {
@@ -89,11 +87,14 @@ class PreemptionSignals {
           " (", std::strerror(problem), "). Leave it out.");
     }
   }
-  ~PreemptionSignals() { remove_all(); }
-  C10_DISABLE_COPY_AND_ASSIGN(PreemptionSignals);
+  ~Signals() { remove_all(); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
 
   bool has_come() const {
-    return any_of(added_, [](int signal) { return came[static_cast<size_t>(signal)].load(); });
+    return std::any_of(added_.begin(), added_.end(), [](int signal) {
+      return came[static_cast<size_t>(signal)].load();
+    });
   }
 
  private:
@@ -103,8 +104,6 @@ class PreemptionSignals {
 
   std::vector<int> added_;
 };
-
-namespace {
 
 PreemptionNoticeOptions checked(const PreemptionNoticeOptions& options) {
   DDP_CHECK_VALUE(
@@ -139,7 +138,7 @@ struct PreemptionNotice::Impl {
   }
 
   const PreemptionNoticeOptions options;
-  const PreemptionSignals signals;
+  const Signals signals;
   int64_t calls = 0;
   bool requested = false;  // by all ranks
 };
