@@ -1,6 +1,5 @@
 #include <ddp/preemption_notice.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -18,6 +17,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -71,10 +71,12 @@ struct Handlers {
   }
 };
 
+}  // namespace
+
 /// Signals of one notice, while it lives.
-class Signals {
+class PreemptionSignals {
  public:
-  explicit Signals(const std::vector<int>& signals) {
+  explicit PreemptionSignals(const std::vector<int>& signals) {
     for (const int signal : signals) {
       const int problem = Handlers::instance().add(signal);
       if (problem == 0) {
@@ -87,14 +89,11 @@ class Signals {
           " (", std::strerror(problem), "). Leave it out.");
     }
   }
-  ~Signals() { remove_all(); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
+  ~PreemptionSignals() { remove_all(); }
+  C10_DISABLE_COPY_AND_ASSIGN(PreemptionSignals);
 
   bool has_come() const {
-    return std::any_of(added_.begin(), added_.end(), [](int signal) {
-      return came[static_cast<size_t>(signal)].load();
-    });
+    return any_of(added_, [](int signal) { return came[static_cast<size_t>(signal)].load(); });
   }
 
  private:
@@ -104,6 +103,8 @@ class Signals {
 
   std::vector<int> added_;
 };
+
+namespace {
 
 PreemptionNoticeOptions checked(const PreemptionNoticeOptions& options) {
   DDP_CHECK_VALUE(
@@ -138,7 +139,7 @@ struct PreemptionNotice::Impl {
   }
 
   const PreemptionNoticeOptions options;
-  const Signals signals;
+  const PreemptionSignals signals;
   int64_t calls = 0;
   bool requested = false;  // by all ranks
 };
