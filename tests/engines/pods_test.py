@@ -27,8 +27,8 @@ KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://
 def arguments_of(file):
     """What the file passes to ddprun, up to the program: its items of `args:`, in the made-up cluster's numbers."""
     text = open(f"{FOLDER}/{file}", encoding="utf-8").read()
-    items = re.search(r"\n *args:\n((?: *- .*\n)+)", text)[1]
-    arguments = [line.strip()[2:].strip('"') for line in items.splitlines()]
+    items = re.search(r"\n *args:\n((?: *[-#] .*\n)+)", text)[1]
+    arguments = [line.strip()[2:].strip('"') for line in items.splitlines() if line.strip().startswith("-")]
     return arguments[:arguments.index("--")]
 
 

@@ -56,8 +56,8 @@ def killed_rank_is_named(slurm):
 
 
 def mpi_runs_over_pmix(slurm):
-    code, output = slurm.run("srun", "--mpi=pmix", "-N", "2", "-n", "4", MPI, "collectives")
-    expect(code == 0 and "ok collectives" in output, "'ok collectives'", output)
+    code, output = slurm.run("srun", "--mpi=pmix", "-N", "2", "-n", "4", MPI, "meet_for_others")
+    expect(code == 0 and "ok meet_for_others" in output, "'ok meet_for_others'", output)
 
 
 def array_jobs_share_a_host(slurm):
@@ -106,6 +106,8 @@ def notice_saves_and_requeues(slurm):
                        "--checkpoint", checkpoints, "--resume", "--leave-on-signal")
     job.wait_for("epoch 1/6000")
     slurm.run("scancel", "--signal=USR1", job.id)
+    wait_until("the job in the queue again", lambda: job.states() == ["PENDING"], text=job.text)
+    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # SLURM would wait for two minutes
     job.wait_for("resumed after step")
     left, resumed = re.search(r"leaves after step (\d+)", job.text()), re.search(r"resumed after step (\d+)", job.text())
     expect(left and left[1] == resumed[1], "the step after which the ranks left", job.text())
