@@ -169,24 +169,22 @@ void read_torchrun(const Lookup& lookup, Environment& environment) {
 /// Derives the port from what names the job.
 void derive_port(
     const Lookup& lookup, const Launcher& launcher, bool on_one_host, Environment& environment) {
-  auto job = first_variable(lookup, launcher.job);
   if (is(launcher, kHydra) && on_one_host) {
     environment.launcher_socket = read_variable(lookup, "PMI_FD");
-  } else if (is(launcher, kHydra)) {
-    job = first_variable(lookup, kSlurmJob);
   }
+  const auto job = first_variable(lookup, launcher.job);
   if (job) environment.master_port = Setting{job->name, derived_port(job->value)};
 }
 
 /// For launchers that say nothing of rank 0's host. It is known where there is one host, and in a
-/// SLURM job, over whose hosts the launcher spreads the ranks in the order of its list.
+/// SLURM job, over whose hosts Open MPI spreads the ranks in the order of its list; Hydra, which
+/// does so too, has no name of its own for a job, and two in an allocation would get one port.
 void derive_address(const Lookup& lookup, const Launcher& launcher, Environment& environment) {
   const auto hosts =
       launcher.hosts != nullptr ? read_variable(lookup, launcher.hosts) : std::nullopt;
   const bool on_one_host = is_one_host(environment) || (hosts && hosts->value == "1");
-  const bool follows_slurm = is(launcher, kOpenMpi) || is(launcher, kHydra);
   auto first = on_one_host ? Setting{"one host", loopback_address()} : std::optional<Setting>();
-  if (!on_one_host && follows_slurm) {
+  if (!on_one_host && is(launcher, kOpenMpi)) {
     first = first_variable(lookup, {"SLURM_JOB_NODELIST", "SLURM_NODELIST"});
     if (first) first->value = first_slurm_host(first->value);
   }
@@ -234,6 +232,8 @@ SlurmStart slurm_start(const Lookup& lookup) {
 
 /// Finds srun missing in a script: the process would wait for ranks that nobody starts.
 std::string why_no_script(const Lookup& lookup) {
+  const auto tasks = first_variable(lookup, kSlurmTasks);
+  if (tasks && number_in(tasks->value) == 1) return "";  // others are limits beside it
   for (const auto& names : {kSlurmTasks, kSlurmTasksPerNode, kSlurmNodes}) {
     const auto found = first_variable(lookup, names);
     if (!found || number_in(found->value) == 1) continue;
@@ -241,7 +241,7 @@ std::string why_no_script(const Lookup& lookup) {
         "init_process_group: expected srun to start the ranks, got the batch script itself, which "
         "SLURM runs once: ",
         found->name, " is ", found->value,
-        ", and SLURM_STEP_ID is not set. Write srun ./train "
+        ", and this is no step of srun. Write srun ./train "
         "into the script, or ddprun -n RANKS ./train for ranks on one host.");
   }
   return "";
@@ -277,7 +277,11 @@ const Launcher* find_launcher(const Lookup& lookup, Environment& environment) {
 
 /// Reads what has no rank and no world size.
 void read_without_launcher(const Lookup& lookup, Environment& environment) {
-  auto signs = read_process_signs(lookup);
+  // SLURM sets what its plugin for MPI sets also in the shell, where no rank runs.
+  const bool is_alone = is_alone_in_slurm(lookup);
+  auto signs = read_process_signs([&](const std::string& name) {
+    return is_alone && name == "PMIX_RANK" ? std::nullopt : lookup(name);
+  });
   environment.problem = std::move(signs.problem);
   environment.doubt = std::move(signs.doubt);
   if (!environment.problem.empty()) return;

@@ -12,8 +12,14 @@ namespace {
 
 /// "10.0.0.4;10.0.0.5" and "10.0.0.4,10.0.0.5".
 int items_of(const std::string& value) {
-  return 1 + static_cast<int>(std::count_if(
-                 value.begin(), value.end(), [](char c) { return c == ',' || c == ';'; }));
+  int items = 0;
+  bool in_item = false;
+  for (const char c : value) {
+    const bool separates = c == ',' || c == ';';
+    if (!separates && !in_item) ++items;
+    in_item = !separates;
+  }
+  return items;
 }
 
 /// The texts in JSON's arrays: of those in "cluster", if there is such an object.
@@ -45,6 +51,7 @@ struct SizeSign {
   int (*count)(const std::string& value);
   const char* beside;  // counts only where this one is set; nullptr: always
   const char* remedy;
+  bool within_host = false;  // says nothing of other hosts
 };
 
 constexpr const char* kAzureRemedy =
@@ -62,7 +69,7 @@ constexpr const char* kPbsRemedy =
 
 constexpr SizeSign kSizeSigns[] = {
     {"PET_NNODES", number_in, nullptr, kDdprunTakesPet},
-    {"PET_NPROC_PER_NODE", number_in, nullptr, kDdprunTakesPet},
+    {"PET_NPROC_PER_NODE", number_in, nullptr, kDdprunTakesPet, true},
     {"LSB_DJOB_NUMPROC", number_in, "LSF_PM_TASKID", kLsfRemedy},
     {"SM_HOSTS", texts_in_arrays, nullptr,
      "Run ddprun -n RANKS --nnodes HOSTS --node-rank R --rdzv-endpoint algo-1:29500 ./train on "
@@ -117,7 +124,7 @@ std::string size_problem(const Lookup& lookup, const SizeSign& sign, int& most) 
   const auto found = read_variable(lookup, sign.variable);
   if (!found || (sign.beside != nullptr && !read_variable(lookup, sign.beside))) return "";
   const int count = sign.count(found->value);
-  most = std::max(most, count);
+  if (!sign.within_host) most = std::max(most, count);
   if (count <= 1) return "";
   return problem_text(*found, ddp::str(count, " processes or hosts"), sign.remedy);
 }

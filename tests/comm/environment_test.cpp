@@ -165,14 +165,17 @@ TEST_CASE("the port of a job follows from the process that started its ranks", "
 
 TEST_CASE("mpirun spreads ranks over the hosts of a SLURM job, in their order", "[comm][pure]") {
   const Variables allocation{{"SLURM_JOB_ID", "4242"}, {"SLURM_JOB_NODELIST", "gpu[07-08]"}};
-  const Variables mpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}};
-  const auto launcher = GENERATE_REF(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}), mpich);
+  const auto launcher = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
   const auto environment = read(with(allocation, launcher));
   CHECK(value(environment.master_addr) == "gpu07");
   CHECK(environment.master_port);
   const auto another =
       with(with(allocation, launcher), {{"SLURM_JOB_ID", "4243"}, {"PMIX_NAMESPACE", "7"}});
   CHECK(value(read(another).master_port) != value(environment.master_port));
+  // Nothing tells two of MPICH's jobs in an allocation from each other.
+  const Variables mpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}};
+  CHECK_FALSE(read(with(allocation, mpich)).master_addr);
+  CHECK_FALSE(read(with(allocation, mpich)).master_port);
 }
 
 TEST_CASE("under mpirun on several hosts the user must set MASTER_ADDR", "[comm][pure]") {
@@ -304,6 +307,9 @@ const Engine kEngines[] = {
     {"TrainJob of one process",
      {{"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "1"}, {"JOB_COMPLETION_INDEX", "0"}},
      "alone"},
+    {"a pod of many that has one process",
+     {{"PET_NPROC_PER_NODE", "1"}, {"JOB_COMPLETION_INDEX", "3"}},
+     "got only JOB_COMPLETION_INDEX=\"3\""},
     {"indexed Job, JobSet",
      {{"JOB_COMPLETION_INDEX", "1"}, {"KUBERNETES_PORT", "tcp://10.96.0.1:443"}},
      "got only JOB_COMPLETION_INDEX=\"1\", so there are several processes or pods. Run ddprun"},
@@ -408,7 +414,7 @@ const Engine kEngines[] = {
     {"Azure Batch",
      {{"AZ_BATCH_NODE_LIST", "10.0.0.4;10.0.0.5"}, {"AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5"}},
      "got only AZ_BATCH_NODE_LIST=\"10.0.0.4;10.0.0.5\""},
-    {"Azure Batch, one host", {{"AZ_BATCH_NODE_LIST", "10.0.0.4"}}, "alone"},
+    {"Azure Batch, one host", {{"AZ_BATCH_NODE_LIST", "10.0.0.4;"}}, "alone"},
     {"a Kubernetes service named master",
      {{"MASTER_PORT", "tcp://10.0.0.11:6379"}, {"MASTER_SERVICE_HOST", "10.0.0.11"}},
      "alone"},
@@ -421,7 +427,8 @@ const Engine kEngines[] = {
       {"SLURM_NTASKS", "4"},
       {"SLURM_STEP_ID", "4294967290"},
       {"PMI_RANK", "0"},
-      {"PMI_SIZE", "1"}},
+      {"PMI_SIZE", "1"},
+      {"PMIX_RANK", "0"}},
      "alone"},
     {"mpirun in salloc's shell",
      with(
@@ -439,6 +446,12 @@ const Engine kEngines[] = {
      "SLURM_JOB_NUM_NODES is 2"},
     {"sbatch's script of one task",
      {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NODELIST", "n1"}},
+     "0 1 - n1"},
+    {"sbatch's script of one task, where a node may have several",
+     {{"SLURM_PROCID", "0"},
+      {"SLURM_NTASKS", "1"},
+      {"SLURM_NTASKS_PER_NODE", "4"},
+      {"SLURM_JOB_NODELIST", "n1"}},
      "0 1 - n1"},
     {"sbatch's script without tasks", {{"SLURM_PROCID", "0"}, {"SLURM_NNODES", "1"}}, "alone"},
     {"ddprun in sbatch's script",
