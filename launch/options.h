@@ -45,8 +45,9 @@ struct LaunchOptions {
   bool rendezvous = false;  // hosts get their numbers at the endpoint, as they come
   std::optional<bool>
       is_first_host;  // of a rendezvous; unset: the host with the endpoint's address
-  std::optional<HostsOptions> hosts;  // unset: the ranks are on this host
-  bool obeys_stdin = false;           // another ddprun writes orders to it: see Orders
+  std::chrono::seconds join_timeout{300};  // how long hosts that agree wait for each other at first
+  std::optional<HostsOptions> hosts;       // unset: the ranks are on this host
+  bool obeys_stdin = false;                // another ddprun writes orders to it: see Orders
   std::string master_addr = loopback_address();
   int master_port = 0;             // 0: ddprun reserves a free one
   std::optional<int> omp_threads;  // unset: the environment's, or an even share of the cores

@@ -27,6 +27,14 @@ inline std::string count_of(int n, const std::string& noun) {
   return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
 }
 
+/// "5 minutes", "90 s".
+inline std::string in_words(std::chrono::seconds time) {
+  const auto seconds = time.count();
+  const bool whole = seconds >= 60 && seconds % 60 == 0;
+  return whole ? count_of(static_cast<int>(seconds / 60), "minute")
+               : std::to_string(seconds) + " s";
+}
+
 /// "rank 1 (pid 13)".
 inline std::string rank_with_pid(int rank, int pid) {
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ")";

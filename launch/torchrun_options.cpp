@@ -15,6 +15,7 @@ namespace ddp::launch {
 namespace {
 
 constexpr const char* kGroup = "Options of torchrun";
+constexpr int kMostSecondsToJoin = 86400;
 
 /// mpirun's options of several letters behind one hyphen.
 constexpr std::pair<const char*, const char*> kOfMpirun[] = {
@@ -60,7 +61,7 @@ CLI::Validator backend() {
   return CLI::Validator(check, "");
 }
 
-/// Reads "KEY=VALUE,KEY=VALUE"; the only key with a meaning here is is_host.
+/// Reads "KEY=VALUE,KEY=VALUE"; the keys with a meaning here are is_host and join_timeout.
 void read_conf(const std::string& conf, LaunchOptions& options, std::vector<std::string>& notes) {
   if (conf.empty()) return;
   for (const auto& part : split(conf, ',')) {
@@ -72,7 +73,14 @@ void read_conf(const std::string& conf, LaunchOptions& options, std::vector<std:
     const auto is_one_of = [&](std::initializer_list<const char*> words) {
       return contains(words, value);
     };
-    if (key != "is_host" || !options.rendezvous) {
+    if (key == "join_timeout" && hosts_that_agree(options) > 1) {
+      const auto seconds = number_in(value, 1, kMostSecondsToJoin);
+      if (!seconds) {
+        throw CLI::ValidationError(
+            "--rdzv-conf: expected join_timeout to be 1 to 86400 (seconds), got '" + part + "'");
+      }
+      options.join_timeout = std::chrono::seconds(*seconds);
+    } else if (key != "is_host" || !options.rendezvous) {
       notes.push_back("--rdzv-conf " + key + " has no meaning here");
     } else if (is_one_of({"1", "true", "True", "yes"})) {
       options.is_first_host = true;
@@ -140,7 +148,9 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
   add("--rdzv-id", torchrun.id,
       "The job's name, the same on every host: keeps others out, as --token", "ID")
       ->check(word());
-  add("--rdzv-conf", torchrun.conf, "is_host=true: this is the first host, whatever its addresses",
+  add("--rdzv-conf", torchrun.conf,
+      "is_host=true: this is the first host, whatever its addresses;\n"
+      "join_timeout=S: hosts wait S seconds for each other [300]",
       "KEY=VALUE,...");
   add("-t,--tee", torchrun.tee, "With --log-dir, 3 is what ddprun does; no other has a meaning",
       "STREAMS")

@@ -25,7 +25,6 @@ constexpr milliseconds kWaitAfterKill(2000);
 constexpr milliseconds kKillAgainEvery(20);
 constexpr milliseconds kFirstConnectEvery(100);
 constexpr milliseconds kConnectEvery(1000);
-constexpr std::chrono::minutes kConnectLimit(5);
 
 }  // namespace
 
@@ -40,7 +39,7 @@ HostLoop::HostLoop(
       processes_(/*kills_groups=*/options.elastic.has_value()),
       output_(STDOUT_FILENO, STDERR_FILENO),
       next_connect_(Clock::now()),
-      deadline_(Clock::now() + kConnectLimit) {
+      deadline_(Clock::now() + options_.join_timeout) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
   if (!null_) throw_errno("cannot open /dev/null");
   if (options_.obeys_stdin) orders_.emplace(STDIN_FILENO);
@@ -99,6 +98,12 @@ void HostLoop::finish() {
 }
 
 void HostLoop::connect() {
+  if (answer_deadline_ && Clock::now() >= *answer_deadline_) {
+    throw std::runtime_error(
+        str("expected node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
+            ", got no word from there in ", in_words(2 * options_.join_timeout),
+            ". Another program may have the port: choose another one by --rdzv-endpoint."));
+  }
   const bool may_connect = options_.elastic || !has_joined_;
   if (job_ || !may_connect || Clock::now() < next_connect_ || state_ != State::Running) return;
   next_connect_ = Clock::now() + (has_joined_ ? kConnectEvery : kFirstConnectEvery);
@@ -107,11 +112,14 @@ void HostLoop::connect() {
     if (has_joined_ || Clock::now() < deadline_) return;
     throw std::runtime_error(
         str("cannot reach node 0's ddprun at ", coordinator_.host, ":", coordinator_.port,
-            " within 5 minutes. Start it there, with ", options_.elastic ? "--elastic and " : "",
+            " within ", in_words(options_.join_timeout), ". Start it there, with ",
+            options_.elastic ? "--elastic and " : "",
             options_.rendezvous ? "--rdzv-conf is_host=true." : "--node-rank 0."));
   }
   job_ = LineChannel(std::move(socket));
   job_.close_when_peer_is_lost();
+  // Node 0 speaks once all hosts are there, within join_timeout of its own start.
+  if (!options_.elastic) answer_deadline_ = Clock::now() + 2 * options_.join_timeout;
   introduce();
 }
 
@@ -141,6 +149,7 @@ void HostLoop::wait_for_event() {
     if (time && (!next || *time < *next)) next = time;
   };
   if (state_ == State::Running && !job_) consider(next_connect_);
+  consider(answer_deadline_);
   if (state_ == State::Killing) consider(Clock::now() + kKillAgainEvery);
   for (const auto& failed : failed_starts_) consider(failed.report_at);
   const bool has_deadline = state_ != State::Running && state_ != State::Coordinating;
@@ -273,6 +282,7 @@ void HostLoop::check_stops() {
 /// \return the number of lines.
 size_t HostLoop::follow_job() {
   const auto lines = job_.exchange();
+  if (!lines.empty()) answer_deadline_.reset();
   for (const auto& line : lines) follow(line);
   return lines.size();
 }

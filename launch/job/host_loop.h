@@ -110,10 +110,11 @@ class HostLoop {
   State state_ = State::Running;
   Next next_ = Next::Exit;
   Clock::time_point deadline_;
-  std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
-  std::vector<int> sent_signals_;                    // to all ranks, since they were started
-  bool hung_up_ = false;                             // the client of orders_ is gone
-  int signals_taken_ = 0;                            // without the signals only forwarded
+  std::optional<Clock::time_point> answer_deadline_;  // set until node 0's first word
+  std::optional<Clock::time_point> stall_deadline_;   // set while only stopped ranks are left
+  std::vector<int> sent_signals_;                     // to all ranks, since they were started
+  bool hung_up_ = false;                              // the client of orders_ is gone
+  int signals_taken_ = 0;                             // without the signals only forwarded
   int exit_code_ = 0;
 };
 

@@ -20,7 +20,6 @@ using membership::message_of;
 
 namespace {
 
-constexpr std::chrono::minutes kJoinLimit(5);
 constexpr std::chrono::milliseconds kStopLimit(20000);  // after which a launcher counts as lost
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
@@ -109,10 +108,10 @@ void Job::on_closed(Time now, Client client) {
 
 void Job::on_time(Time now) {
   now_ = now;
-  if (state_ == State::Joining && now >= start_ + kJoinLimit) {
+  if (state_ == State::Joining && now >= start_ + options_.join_timeout) {
     return finish(
-        1, str("expected ", options_.nodes, " hosts within 5 minutes, got ", launchers_.size(),
-               ". Start ddprun on the others."));
+        1, str("expected ", options_.nodes, " hosts within ", in_words(options_.join_timeout),
+               ", got ", launchers_.size(), ". Start ddprun on the others."));
   }
   if (state_ == State::Stopping && now >= stop_deadline_) {
     for (const auto& [client, launcher] : launchers_) {
@@ -126,7 +125,7 @@ void Job::on_time(Time now) {
 }
 
 std::optional<Job::Time> Job::next_time() const {
-  if (state_ == State::Joining) return start_ + kJoinLimit;
+  if (state_ == State::Joining) return start_ + options_.join_timeout;
   if (state_ == State::Stopping) return stop_deadline_;
   return membership_ ? membership_->next_time() : std::nullopt;
 }

@@ -76,6 +76,20 @@ TEST_CASE("a host with another --rdzv-id is refused, and the others begin", "[pr
   CHECK(third.wait().code == 0);
 }
 
+TEST_CASE(
+    "a program that has the endpoint's port and says nothing is no first host",
+    "[process][errors]") {
+  const auto other = ddp::launch::listen_on(0);
+  const auto ended = run(ddprun_sh(
+      {"-n", "1", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf",
+       "join_timeout=1,is_host=0", "--rdzv-endpoint",
+       "127.0.0.1:" + std::to_string(ddp::launch::port_of(other))},
+      "exit 0"));
+  CHECK(ended.code == 1);
+  CHECK_THAT(
+      ended.err, ContainsText("got no word from there in 2 s. Another program may have the port"));
+}
+
 TEST_CASE("a failure on a host without a number ends the ranks of all", "[process]") {
   const ReservedPort endpoint;
   const std::string script = "[ $RANK = 2 ] && exit 9; exec sleep 100";

@@ -117,7 +117,9 @@ TEST_CASE("hosts get their numbers in c10d's rendezvous, unless they have them",
   CHECK(ddp::launch::hosts_that_agree(with({}).options) == 2);
   CHECK_FALSE(with({}).options.is_first_host.has_value());
   CHECK(with({"--rdzv-conf", "is_host=true"}).options.is_first_host == true);
-  CHECK(with({"--rdzv-conf=join_timeout=1,is_host=0"}).options.is_first_host == false);
+  const auto both = with({"--rdzv-conf=join_timeout=90,is_host=0"}).options;
+  CHECK(both.is_first_host == false);
+  CHECK(both.join_timeout == std::chrono::seconds(90));
   CHECK(with({"--rdzv-id", "abc"}).options.job_id == "abc");
   CHECK_FALSE(with({"--node-rank", "1"}).options.rendezvous);
   // One host needs none, and takes the port 0 of torchrun's examples.
@@ -216,6 +218,9 @@ TEST_CASE("what torchrun's and mpirun's lines may not say is refused", "[pure]")
       {{"-n", "2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-backend", "c10d",
         "--rdzv-conf", "is_host=maybe", "p"},
        {"--rdzv-conf", "is_host=true or is_host=false", "'is_host=maybe'"}},
+      {{"-n", "2", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1",
+        "--rdzv-conf", "join_timeout=0", "p"},
+       {"--rdzv-conf", "join_timeout to be 1 to 86400", "'join_timeout=0'"}},
       {{"-n", "2", "--rdzv-id", "a b", "p"}, {"--rdzv-id", "word", "'a b'"}},
       {{"-n", "2", "--elastic", "--token", "a", "--rdzv-id", "a", "p"}, {"--rdzv-id", "--token"}},
       {{"-n", "2", "--nnodes", "2:4", "--rdzv-endpoint", "h:1", "p"},
