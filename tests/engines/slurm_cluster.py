@@ -76,7 +76,7 @@ class Slurm:
         self.hosts.run(*self.hosts.on("login", "slurmctld", "-c"))
         for node in ("node0", "node1"):
             self.hosts.run(*self.hosts.on(node, "slurmd"))
-        wait_until("two idle nodes", lambda: self.ask("sinfo", "-h", "-o", "%T%D").strip() == "idle2", text=self.logs)
+        wait_until("two idle nodes", self.is_idle, text=self.logs)
 
     def __enter__(self):
         return self
@@ -85,6 +85,9 @@ class Slurm:
         if error[0]:
             print(self.logs())
         self.hosts.__exit__(*error)
+
+    def is_idle(self):
+        return self.ask("sinfo", "-h", "-o", "%T%D").strip() == "idle2"
 
     def _start_munge(self):
         # A key of this test, over the machine's own if there is one.
