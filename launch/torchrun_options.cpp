@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kGroup = "Options of torchrun";
 constexpr int kMostSecondsToJoin = 86400;
 
-/// mpirun's options of several letters behind one hyphen.
+/// mpirun's options of several letters after one hyphen.
 constexpr std::pair<const char*, const char*> kOfMpirun[] = {
     {"-np", "--np"},
     {"-host", "--host"},

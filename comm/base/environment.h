@@ -85,7 +85,7 @@ struct Environment {
 ///
 /// - All ranks on one host: 127.0.0.1, and a port from what names the job: 10000 + its FNV-1a hash
 ///   mod 20000. For Open MPI that is PMIX_NAMESPACE, else OMPI_MCA_ess_base_jobid.
-/// - Open MPI and MPICH over several hosts of a SLURM job: the first host of SLURM_JOB_NODELIST.
+/// - Open MPI over several hosts of a SLURM job: the first host of SLURM_JOB_NODELIST.
 /// - SLURM: the first host of SLURM_STEP_NODELIST, SLURM_JOB_NODELIST or SLURM_NODELIST, else
 ///   SLURM_LAUNCH_NODE_IPADDR, and port 10000 + the FNV-1a hash of "SLURM_JOB_ID.SLURM_STEP_ID" mod
 ///   20000.

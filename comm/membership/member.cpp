@@ -89,7 +89,7 @@ void Member::take(Time /*now*/, const Reached& reached) { reached_at_ = reached.
 void Member::take(Time /*now*/, const Change& /*change*/) { change_ = true; }
 
 void Member::take(Time /*now*/, const Gather& gather) {
-  // One that is ready hears of it where the line that made it a member was lost.
+  // A ready process gets it where the Form that made it a member was lost.
   if (stage_ < Stage::Ready || gather.generation <= generation_) return;
   generation_ = gather.generation;
   stage_ = Stage::Asked;

@@ -11,7 +11,7 @@
 
 namespace examples {
 
-/// What --leave-on-signal does: once a rank got a signal, all save in the same step and end with
+/// Implements --leave-on-signal: once a rank got a signal, all save in the same step and end with
 /// the same code; --resume goes on there.
 class LeaveOnSignal {
  public:

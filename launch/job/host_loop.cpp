@@ -440,19 +440,14 @@ void HostLoop::send_to_ranks(int signal) {
   processes_.send(signal);
 }
 
-/// Writes the rest of the output, at the reader's pace; a second signal stops waiting.
+/// Writes the rest of the output; a second signal stops waiting for the reader.
 void HostLoop::finish_output() {
-  output_.drain_all();
-  output_.copy();
   const int signals_before = signals_taken_;
-  while (lifeline_is_open_ && !output_.flushed() && signals_taken_ == signals_before) {
-    std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {lifeline_, POLLIN, 0}};
-    output_.add_to(waited);
-    poll_until(waited);
+  output_.write_rest({{signals_.get(), POLLIN, 0}, {lifeline_, POLLIN, 0}}, [&] {
     handle_signals();
     check_lifeline();
-    output_.copy();
-  }
+    return lifeline_is_open_ && signals_taken_ == signals_before;
+  });
 }
 
 milliseconds HostLoop::grace_or(milliseconds by_default) const {

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "launch/poll_until.h"
 #include "launch/texts.h"
 
 namespace ddp::launch {
@@ -176,8 +177,15 @@ void Output::drain(int place) {
   }
 }
 
-void Output::drain_all() {
+void Output::write_rest(const std::vector<pollfd>& others, const std::function<bool()>& goes_on) {
   for (const auto& [place, rank] : ranks_) drain(place);
+  copy();
+  while (!flushed() && goes_on()) {
+    auto waited = others;
+    add_to(waited);
+    poll_until(waited);
+    copy();
+  }
 }
 
 void Output::finish(Stream& stream) {

@@ -100,10 +100,15 @@ class Output {
   ///
   /// \param place  of its add_rank() among all: 0, 1, ...
   void drain(int place);
-  void drain_all();
 
   /// Appends the descriptors to wait for until `copy` has something to do.
   void add_to(std::vector<pollfd>& waited) const;
+
+  /// Reads the rest of all ranks' output, and writes it at the reader's pace.
+  ///
+  /// \param others   descriptors that end a wait, too.
+  /// \param goes_on  called before each wait; false: the rest is dropped.
+  void write_rest(const std::vector<pollfd>& others, const std::function<bool()>& goes_on);
 
   /// Whether all queued bytes are written.
   bool flushed() const { return out_.empty() && err_.empty(); }

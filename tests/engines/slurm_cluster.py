@@ -112,17 +112,12 @@ class Slurm:
         """What a command on the login host prints; also if it fails."""
         return subprocess.run(self.hosts.on("login", *command), capture_output=True, text=True, timeout=PATIENCE).stdout
 
-    def start(self, *command, **environment):
-        """Starts a command on the login host, whose output comes as one text."""
-        return subprocess.Popen(
-            self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **environment})
-
-    def run(self, *command, **environment):
+    def run(self, *command):
         """(exit code, output) of a command on the login host."""
-        process = self.start(*command, **environment)
-        output = process.communicate(timeout=PATIENCE)[0]
-        return process.returncode, output
+        ended = subprocess.run(
+            self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=PATIENCE)
+        return ended.returncode, ended.stdout
 
     def submit(self, *arguments):
         return Job(self, arguments)

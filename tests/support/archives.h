@@ -24,7 +24,7 @@ inline torch::serialize::InputArchive archive_of(const std::string& bytes) {
   return archive;
 }
 
-/// What `saved.save()` wrote, for another's load().
+/// An archive with what `saved.save()` writes, for load().
 template <typename Saved>
 torch::serialize::InputArchive reread(const Saved& saved) {
   return archive_of(bytes_of_archive(saved));

@@ -326,8 +326,8 @@ TEST_CASE(
     const auto on_begin = [&](const Call& call) {
       if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
       if (!(has_written = scene.comes("the reduction of rank 0"))) return;
-      // Of rank 1's slice. In rank 0's lies after the gradients that there is one, and the
-      // unit's number.
+      // Writes into rank 1's slice, which lies in rank 0's memory after rank 0's own slice and its
+      // notes: that there are gradients, and the unit's number.
       constexpr auto kNotes = 1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes;
       of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
     };
