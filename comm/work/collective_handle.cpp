@@ -12,12 +12,12 @@ namespace ddp {
 
 CollectiveHandle::CollectiveHandle(StartedCall call, std::optional<CallWatch> watch)
     : c10d::Work(-1, call.parts.front()->retrieveOpType()),
-      call_(std::move(call)),
+      call_(std::make_shared<Call>(std::move(call))),
       watch_(std::move(watch)) {}
 
 bool CollectiveHandle::isCompleted() {
-  const auto& parts = call_.parts;
-  if (is_plain()) return parts.front()->isCompleted();
+  const auto& parts = call_->parts;
+  if (call_->is_plain()) return parts.front()->isCompleted();
   const auto has_failed = [](const auto& part) { return part->isCompleted() && part->exception(); };
   if (any_of(parts, has_failed)) return true;
   const bool done = all_of(parts, [](const auto& part) { return part->isCompleted(); });
@@ -27,40 +27,37 @@ bool CollectiveHandle::isCompleted() {
 
 // Not of the parts' isSuccess(): NCCL's throws.
 bool CollectiveHandle::isSuccess() const {
-  return all_of(call_.parts, [](const auto& part) { return part->isCompleted(); }) && !exception();
+  return all_of(call_->parts, [](const auto& part) { return part->isCompleted(); }) && !exception();
 }
 
 std::exception_ptr CollectiveHandle::exception() const {
-  for (const auto& part : call_.parts) {
+  for (const auto& part : call_->parts) {
     if (auto error = part->exception()) return error;
   }
   return nullptr;
 }
 
 std::vector<at::Tensor> CollectiveHandle::result() {
-  return is_plain() ? call_.parts.front()->result() : call_.outputs;
+  return call_->is_plain() ? call_->parts.front()->result() : call_->outputs;
 }
 
-void CollectiveHandle::synchronize() {
-  for (const auto& part : call_.parts) part->synchronize();
-  finish_once();
-}
+void CollectiveHandle::synchronize() { call_->synchronize(); }
 
 void CollectiveHandle::blockCurrentStream() {
-  for (const auto& part : call_.parts) part->blockCurrentStream();
-  finish_once();
+  for (const auto& part : call_->parts) part->blockCurrentStream();
+  call_->finish_once();
 }
 
 bool CollectiveHandle::wait(std::chrono::milliseconds timeout) {
   bool all = true;
-  for (const auto& part : call_.parts) {
+  for (const auto& part : call_->parts) {
     if (watch_ && timeout == kNoTimeout) {
       watch_part(*part);
     } else {
       all = part->wait(timeout) && all;
     }
   }
-  if (all) finish_once();
+  if (all) call_->finish_once();
   return all;
 }
 
@@ -70,23 +67,23 @@ void CollectiveHandle::watch_part(c10d::Work& part) const {
 }
 
 void CollectiveHandle::abort() {
-  for (const auto& part : call_.parts) part->abort();
+  for (const auto& part : call_->parts) part->abort();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveHandle::getFutureResult() {
-  return is_plain() ? call_.parts.front()->getFutureResult() : c10d::Work::getFutureResult();
+  return call_->is_plain() ? call_->parts.front()->getFutureResult()
+                           : c10d::Work::getFutureResult();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveHandle::getFuture() {
-  const auto& parts = call_.parts;
-  if (is_plain()) return parts.front()->getFuture();
-  auto self = c10::intrusive_ptr<CollectiveHandle>::unsafe_reclaim_from_nonowning(this);
+  const auto& parts = call_->parts;
+  if (call_->is_plain()) return parts.front()->getFuture();
   const auto type = c10::ListType::ofTensors();
   if (parts.size() == 1) {
-    const auto finish = [self](c10::ivalue::Future& part) {
+    const auto finish = [call = call_](c10::ivalue::Future& part) {
       if (part.hasError()) std::rethrow_exception(part.exception_ptr());
-      self->finish_once();
-      return c10::IValue(self->call_.outputs);
+      call->finish_once();
+      return c10::IValue(call->outputs);
     };
     return parts.front()->getFuture()->then(finish, type);
   }
@@ -95,12 +92,12 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveHandle::getFuture() {
   for (const auto& part : parts) futures.push_back(part->getFuture());
   // collectAll() knows no devices: so the streams wait for each part here, and the result's future
   // makes those who use it wait for the last step.
-  auto whole = c10::make_intrusive<c10::ivalue::Future>(type, devices());
-  c10::collectAll(futures)->addCallback([self, whole](c10::ivalue::Future& all) {
+  auto whole = c10::make_intrusive<c10::ivalue::Future>(type, call_->devices());
+  c10::collectAll(futures)->addCallback([call = call_, whole](c10::ivalue::Future& all) {
     try {
       if (all.hasError()) std::rethrow_exception(all.exception_ptr());
-      self->synchronize();
-      whole->markCompleted(c10::IValue(self->call_.outputs));
+      call->synchronize();
+      whole->markCompleted(c10::IValue(call->outputs));
     } catch (...) {
       whole->setError(std::current_exception());
     }
@@ -108,25 +105,28 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveHandle::getFuture() {
   return whole;
 }
 
-std::vector<c10::Device> CollectiveHandle::devices() const {
-  const auto& outputs = call_.outputs;
-  if (outputs.empty() || outputs.front().is_cpu()) return {};
-  return {outputs.front().device()};
+void CollectiveHandle::Call::synchronize() {
+  for (const auto& part : parts) part->synchronize();
+  finish_once();
 }
 
-void CollectiveHandle::finish_once() {
-  if (!call_.finish) return;
-  const auto& outputs = call_.outputs;
-  std::call_once(finished_, [&] {
+void CollectiveHandle::Call::finish_once() {
+  if (!finish) return;
+  std::call_once(finished, [&] {
     at::NoGradGuard no_grad;
-    call_.finish();
-    for (const auto& buffer : call_.buffers) record_use(buffer);
-    call_.buffers.clear();
+    finish();
+    for (const auto& buffer : buffers) record_use(buffer);
+    buffers.clear();
     if (outputs.empty() || outputs.front().is_cpu()) return;
-    finished_on_device_.emplace(outputs.front().device().type());
-    finished_on_device_->record(current_stream_of(outputs.front().device()));
+    finished_on_device.emplace(outputs.front().device().type());
+    finished_on_device->record(current_stream_of(outputs.front().device()));
   });
-  if (finished_on_device_) finished_on_device_->block(current_stream_of(outputs.front().device()));
+  if (finished_on_device) finished_on_device->block(current_stream_of(outputs.front().device()));
+}
+
+std::vector<c10::Device> CollectiveHandle::Call::devices() const {
+  if (outputs.empty() || outputs.front().is_cpu()) return {};
+  return {outputs.front().device()};
 }
 
 WorkPtr handle_of(StartedCall call) {

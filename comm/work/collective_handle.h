@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Event.h>
@@ -45,6 +46,9 @@ struct CallWatch {
 /// complete, or in a callback of `getFuture()`. On a device the step is queued on the current
 /// stream of the thread that runs it; the current streams of later callers wait for it. That stream
 /// may be another one than the buffers were allocated on, which must not reuse them before.
+///
+/// The future does not own the handle: a thread of the backend runs its callbacks, and would join
+/// itself where it dropped the last reference to the group.
 class CollectiveHandle : public c10d::Work {
  public:
   explicit CollectiveHandle(StartedCall call, std::optional<CallWatch> watch = {});
@@ -52,7 +56,7 @@ class CollectiveHandle : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  int sourceRank() const override { return call_.parts.front()->sourceRank(); }
+  int sourceRank() const override { return call_->parts.front()->sourceRank(); }
   std::vector<at::Tensor> result() override;
   void synchronize() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -60,20 +64,28 @@ class CollectiveHandle : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  float getDuration() const override { return call_.parts.front()->getDuration(); }
-  uint64_t getSequencenumber() const override { return call_.parts.front()->getSequencenumber(); }
+  float getDuration() const override { return call_->parts.front()->getDuration(); }
+  uint64_t getSequencenumber() const override { return call_->parts.front()->getSequencenumber(); }
 
  private:
-  /// A single part without a last step: its own members do.
-  bool is_plain() const { return call_.parts.size() == 1 && !call_.finish; }
-  void watch_part(c10d::Work& part) const;
-  void finish_once();
-  std::vector<c10::Device> devices() const;  // of the outputs, but for the CPU
+  /// The call, and whether its last step has run; shared with the callbacks of the future.
+  struct Call : StartedCall {
+    explicit Call(StartedCall started) : StartedCall(std::move(started)) {}
 
-  StartedCall call_;
+    /// A single part without a last step: its own members do.
+    bool is_plain() const { return parts.size() == 1 && !finish; }
+    void synchronize();
+    void finish_once();
+    std::vector<c10::Device> devices() const;  // of the outputs, but for the CPU
+
+    std::once_flag finished;
+    std::optional<c10::Event> finished_on_device;
+  };
+
+  void watch_part(c10d::Work& part) const;
+
+  const std::shared_ptr<Call> call_;
   const std::optional<CallWatch> watch_;
-  std::once_flag finished_;
-  std::optional<c10::Event> finished_on_device_;
 };
 
 /// The part itself where a handle would add nothing.
