@@ -323,16 +323,23 @@ const Setting& require_setting(
 }
 
 // Whether no setting at all names other processes.
-bool is_single_process(
+bool names_no_others(
     const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
   return environment.no_launcher && !options.store() && method.kind == InitMethod::Kind::kEnv &&
          options.rank() == -1 && options.world_size() == -1 && !method.rank && !method.world_size;
 }
 
-Rendezvous single_process_rendezvous(const Environment& environment) {
-  if (!environment.doubt.empty()) TORCH_WARN(environment.doubt);
-  LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of one "
-               "rank. ddprun, torchrun, mpirun and srun start several.";
+// Whether a launcher has started this process alone. Then an address that was derived from the job
+// is of no use, and two such programs of a job would derive the same port.
+bool needs_no_address(
+    const RankAndSize& self, const ProcessGroupOptions& options, const InitMethod& method,
+    const Environment& environment) {
+  const auto& address = environment.master_addr;
+  return self.world_size == 1 && !options.store() && method.kind == InitMethod::Kind::kEnv &&
+         !(address && address->name == "MASTER_ADDR");
+}
+
+Rendezvous world_of_one() {
   Rendezvous result;
   result.store = c10::make_intrusive<c10d::HashStore>();
   result.store_host = "which this process holds";
@@ -356,9 +363,14 @@ Rendezvous rendezvous(
       "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
   if (method.kind == InitMethod::Kind::kMpi) return meet_over_mpi(options, environment, deadline);
-  if (is_single_process(options, method, environment))
-    return single_process_rendezvous(environment);
+  if (names_no_others(options, method, environment)) {
+    if (!environment.doubt.empty()) TORCH_WARN(environment.doubt);
+    LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of "
+                 "one rank. ddprun, torchrun, mpirun and srun start several.";
+    return world_of_one();
+  }
   const auto self = resolve_rank(options, method, environment);
+  if (needs_no_address(self, options, method, environment)) return world_of_one();
   Rendezvous result;
   result.rank = self.rank;
   result.world_size = self.world_size;

@@ -4,13 +4,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include <ddp/internal/system/fd.h>
+#include <ddp/internal/system/host.h>
 
 #include "base/executor.h"
 #include "base/socket_address.h"
@@ -54,13 +53,6 @@ std::string try_host(const std::string& host, int port, const Deadline& deadline
   return std::strerror(error);
 }
 
-// Whether an interface of this machine has the address, as far as binding a socket shows.
-bool may_be_own(const addrinfo& address) {
-  const Fd socket(::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return socket &&
-         (::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno != EADDRNOTAVAIL);
-}
-
 // Whether the next attempt may succeed although this one failed.
 bool is_temporary(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
 
@@ -82,7 +74,7 @@ std::vector<std::string> addresses_elsewhere(const std::string& host, const Dead
   const auto addresses = look_up(host, 0, deadline).first;
   std::vector<std::string> numbers;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (may_be_own(*address)) return {};
+    if (is_own_address(address->ai_addr, address->ai_addrlen)) return {};
     char number[NI_MAXHOST] = "";
     ::getnameinfo(
         address->ai_addr, address->ai_addrlen, number, sizeof number, nullptr, 0, NI_NUMERICHOST);

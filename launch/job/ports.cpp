@@ -17,17 +17,15 @@ namespace ddp::launch {
 constexpr int kBacklog = 128;
 
 bool is_own_host(const std::string& host) {
+  // A pod knows its own name before the cluster does.
+  if (host == host_name()) return true;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
   bool is_own = false;
   for (const addrinfo* one = found; one != nullptr && !is_own; one = one->ai_next) {
-    char address[NI_MAXHOST] = {};
-    is_own = ::getnameinfo(
-                 one->ai_addr, one->ai_addrlen, address, sizeof(address), nullptr, 0,
-                 NI_NUMERICHOST) == 0 &&
-             has_address(address);
+    is_own = is_own_address(one->ai_addr, one->ai_addrlen);
   }
   ::freeaddrinfo(found);
   return is_own;

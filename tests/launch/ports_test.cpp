@@ -7,6 +7,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <ddp/internal/system/host.h>
+
 #include "support/catch.h"
 
 using ddp::Fd;
@@ -49,4 +51,13 @@ TEST_CASE("ports reserved at the same time differ", "[process]") {
   std::set<int> ports;
   for (const auto& one : reserved) ports.insert(one.port());
   CHECK(ports.size() == reserved.size());
+}
+
+TEST_CASE("a host is this one by its name, or by an address that one may bind here", "[process]") {
+  using ddp::launch::is_own_host;
+  CHECK(is_own_host(ddp::host_name()));
+  CHECK(is_own_host("127.0.0.1"));
+  CHECK(is_own_host("127.0.1.1"));  // a host's own name in Debian, though no interface lists it
+  CHECK_FALSE(is_own_host("192.0.2.1"));
+  CHECK_FALSE(is_own_host("no..host"));
 }

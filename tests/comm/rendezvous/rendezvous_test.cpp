@@ -90,6 +90,25 @@ TEST_CASE("a process without a launcher is a world of one", "[comm][pure][once]"
       ContainsText("expected WORLD_SIZE in the environment"));
 }
 
+// A launcher's job may run several such programs at once: all of them would listen at the port that
+// is derived from the job.
+TEST_CASE("a process that a launcher has started alone needs no address", "[comm][pure][once]") {
+  auto environment = launched("0", "1");
+  const TakenPort taken;
+  environment.master_addr = Setting{"SLURM_STEP_NODELIST", "127.0.0.1"};
+  environment.master_port = Setting{"SLURM_JOB_ID", std::to_string(taken.number())};
+  const auto met = rendezvous({}, environment);
+  CHECK(met.world_size == 1);
+  CHECK(c10::dynamic_intrusive_pointer_cast<c10d::HashStore>(met.store));
+  environment.master_addr.reset();
+  CHECK(rendezvous({}, environment).store);
+
+  // Others may look for the store where MASTER_ADDR says.
+  environment.master_addr = Setting{"MASTER_ADDR", "127.0.0.1"};
+  environment.master_port.reset();
+  CHECK_THROWS_WITH(rendezvous({}, environment), Catch::Contains("expected MASTER_PORT"));
+}
+
 TEST_CASE("a process that may be one of several warns", "[comm][pure][once]") {
   Environment first;
   first.no_launcher = true;

@@ -35,6 +35,13 @@ inline std::string host_identity() {
   return identity;
 }
 
+/// Whether an interface of this host has the address, as far as binding a socket to it shows: so
+/// all of 127.0.0.0/8, to which Debian maps a host's own name.
+inline bool is_own_address(const sockaddr* address, socklen_t length) {
+  const Fd socket(::socket(address->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return socket && ::bind(socket.get(), address, length) == 0;
+}
+
 /// Whether this host has a numeric address.
 inline bool has_address(const std::string& host) {
   sockaddr_in v4{};
@@ -43,10 +50,8 @@ inline bool has_address(const std::string& host) {
   v6.sin6_family = AF_INET6;
   const bool is_v4 = ::inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1;
   if (!is_v4 && ::inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr) != 1) return false;
-  const Fd socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const auto* address =
-      is_v4 ? reinterpret_cast<const sockaddr*>(&v4) : reinterpret_cast<const sockaddr*>(&v6);
-  return socket && ::bind(socket.get(), address, is_v4 ? sizeof v4 : sizeof v6) == 0;
+  return is_v4 ? is_own_address(reinterpret_cast<const sockaddr*>(&v4), sizeof v4)
+               : is_own_address(reinterpret_cast<const sockaddr*>(&v6), sizeof v6);
 }
 
 /// The address of this host's loopback interface: 127.0.0.1, or ::1 where that has no IPv4 one.
