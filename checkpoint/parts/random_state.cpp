@@ -9,6 +9,7 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/random_streams.h>
 
 #include <ddp/internal/checkpoint_part.h>
@@ -55,14 +56,6 @@ void check_state(
       saved != nullptr && saved->isTensor(), subject,
       ": expected the state of a generator of random numbers, got none. Load another checkpoint.");
   set_generator_state(generator.clone(), saved->toTensor());
-}
-
-// SplitMix64: neighbouring numbers give unrelated ones.
-uint64_t mix_bits(uint64_t bits) {
-  bits += 0x9E3779B97F4A7C15;
-  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9;
-  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB;
-  return bits ^ (bits >> 31);
 }
 
 }  // namespace

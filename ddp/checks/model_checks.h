@@ -12,6 +12,20 @@
 
 namespace ddp {
 
+/// A module of the library's own that has rules for what it holds. A rule that is broken on one
+/// rank is an error of all.
+class ModuleWithRules {
+ public:
+  /// \throws c10::ValueError  where one is broken.
+  virtual void check() const = 0;
+
+ protected:
+  ModuleWithRules() = default;
+  ModuleWithRules(const ModuleWithRules&) = default;
+  ModuleWithRules& operator=(const ModuleWithRules&) = default;
+  virtual ~ModuleWithRules() = default;
+};
+
 // Rules for models that may be wrapped. Each function throws c10::ValueError where its rule does
 // not hold.
 

@@ -1,4 +1,4 @@
-#include <ddp/distributed_data_parallel.h>
+#include <ddp/distributed_data_parallel_base.h>
 
 #include <exception>
 #include <unordered_map>
@@ -257,12 +257,19 @@ std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
   return copy;
 }
 
+bool DistributedDataParallelBase::wants_inputs() const { return state_->wants_inputs(); }
+
+void DistributedDataParallelBase::note_input_tensors(const std::vector<at::Tensor>& tensors) {
+  state_->note_inputs(tensors);
+}
+
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
   state_->before_forward(samples);
 }
 
 void DistributedDataParallelBase::after_forward(
     std::vector<at::Tensor> outputs, bool outputs_complete) {
+  check_forward();
   state_->after_forward(std::move(outputs), outputs_complete);
 }
 

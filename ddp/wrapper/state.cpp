@@ -160,12 +160,16 @@ void State::failed(const std::string& why) {
 
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
-  if (!owner_.join_context()) replica_check_.start([this] { return all_parameters(); }, *group());
+  if (!owner_.join_context()) {
+    replica_check_.start([this] { return all_parameters(); }, *group());
+    inputs_.start(*group(), device());
+  }
   buffers_->start(source, *group());
 }
 
 void State::finish(c10::function_ref<void(c10d::Work&)> wait) {
   buffers_->finish(wait);
+  inputs_.finish(monitor(), *group());
   if (auto* join = owner_.join_context()) join->end_turn();
 }
 

@@ -8,11 +8,12 @@
 #include <string>
 #include <vector>
 
-#include <ddp/distributed_data_parallel.h>
+#include <ddp/distributed_data_parallel_base.h>
 #include <ddp/internal/forward_count.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
+#include "checks/pass_inputs.h"
 #include "checks/unaveraged_tensors.h"
 #include "precision/model_precision.h"
 #include "replicas/pass_replica_check.h"
@@ -37,6 +38,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   void before_forward(std::optional<int64_t> samples);
   void enter_forward() { precision_.begin_forward(); }
+  /// Whether note_inputs() is of use for the coming forward pass.
+  bool wants_inputs() const { return inputs_.wants_inputs() && trains(); }
+  void note_inputs(const std::vector<at::Tensor>& inputs) { inputs_.note(inputs); }
   void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void forward_failed() noexcept;
   void sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete);
@@ -161,6 +165,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::unique_ptr<SharedBuffers> buffers_;
   PassReplicaCheck replica_check_;
   StrayTensors strays_;
+  PassInputs inputs_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
   bool gradient_sync_ = true;                           // false inside no_sync()

@@ -41,7 +41,8 @@ State::State(
       tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every(), options.init_sync()),
-      strays_(tensors_.module()) {
+      strays_(tensors_.module()),
+      inputs_(options.check_inputs()) {
   auto parameters = agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing);
   build_reducer(std::move(parameters));
 }
@@ -94,6 +95,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   shards_.reset();
   steps_by_bucket_ = false;
   replica_check_.restart();
+  inputs_.restart();
   tensors_.remember_frozen();
   const bool shares = shares_buffers() && group()->getSize() > 1;
   buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares);
@@ -185,6 +187,7 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel: expected a number of steps, or 0 for none, for "
       "check_replicas_every, got ",
       options_.check_replicas_every().value_or(0), ".");
+  if (const auto* own = dynamic_cast<const ModuleWithRules*>(&wrapped())) own->check();
   check_names_to_ignore(wrapped(), options_.parameters_to_ignore());
   check_not_cut(wrapped(), options_.parameters_to_ignore(), *group());
   check_outside(tensors_.outside(), wrapped());

@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/random_streams.h>
 
 #include "deferred/recorder.h"
@@ -18,16 +19,8 @@ namespace {
 
 constexpr uint64_t kSeedOffset = 2718;  // Megatron-LM's
 
-/// SplitMix64: seeds that differ by one, or by a rank's number, have nothing in common.
-uint64_t mixed(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 uint64_t seed_of_rank(uint64_t seed, const ProcessGroup& group) {
-  return mixed(mixed(seed + kSeedOffset) + static_cast<uint64_t>(group->getRank()));
+  return mix_bits(mix_bits(seed + kSeedOffset) + static_cast<uint64_t>(group->getRank()));
 }
 
 std::vector<c10::Device> devices_in_use() {

@@ -1,4 +1,5 @@
 #include <ddp/process_group.h>
+#include <ddp/seed_all.h>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <future>
+#include <mutex>
 #include <optional>
 
 #include <ATen/ATen.h>
@@ -450,4 +452,31 @@ TEST_CASE("a group keeps the program's own handler of broken pipes", "[comm][onc
   ::signal(SIGPIPE, SIG_IGN);
   ddp::make_process_group(world_of_one());
   CHECK((::signal(SIGPIPE, SIG_DFL) == SIG_IGN));
+}
+
+// The default generators belong to the process, so the ranks of a test take turns.
+TEST_CASE(
+    "seed_all gives each rank numbers of its own, and again the same", "[comm][ranks][once]") {
+  const auto draw = [] { return at::rand({8}, at::kDouble); };
+  std::mutex mutex;
+  const auto drawn = run_ranks<std::vector<at::Tensor>>(3, [&](const Rank& self) {
+    const std::lock_guard lock(mutex);
+    std::vector<at::Tensor> draws;
+    for (const uint64_t seed : {5, 5, 6}) {
+      ddp::seed_all(seed, self.group);
+      draws.push_back(draw());
+    }
+    return draws;
+  });
+  std::vector<at::Tensor> different;
+  for (const auto& draws : drawn) {
+    CHECK(at::equal(draws[0], draws[1]));
+    different.push_back(draws[0]);
+    different.push_back(draws[2]);
+  }
+  // Neighbours do not repeat each other: rank 1 with seed 5, and rank 0 with seed 6.
+  for (size_t i = 0; i < different.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) CHECK_FALSE(at::equal(different[i], different[j]));
+  }
+  CHECK_THROWS_WITH(ddp::seed_all(5), ContainsText("expected a default group"));
 }

@@ -62,7 +62,8 @@ const std::vector<Choice>& choices() {
         {"cut_exchange", 1, "functional::all_to_all_attention"}},
        5},
       {"unused", {{"none"}, {"all_ranks"}, {"one_rank"}, {"by_step"}}},
-      {"output", {{"tensor"}, {"tuple"}, {"map"}, {"own_struct", 1, "visit_tensors"}}},
+      {"output",
+       {{"tensor"}, {"tuple"}, {"map"}, {"own_struct", 1, "visit_tensors"}, {"run", 1, "run"}}},
       {"penalty", {{"none"}, {"before"}, {"inside"}, {"after"}}},
       {"loss", {{"mean"}, {"sum"}, {"gathered", 1, "functional::all_gather"}}},
       // Where and on what.
@@ -157,7 +158,8 @@ const std::vector<Choice>& choices() {
         {"each_after_construction", 1, "forward_sync_buffers"},
         {"rank_0_later", 1, "init_sync"}}},
       {"lazy_buckets",
-       {{"no"}, {"yes", 1, "lazy_bucket_allocation stats_every check_replicas_every"}}},
+       {{"no"},
+        {"yes", 1, "lazy_bucket_allocation stats_every check_replicas_every check_inputs"}}},
       {"hook",
        {{"none", 3},
         {"all_reduce", 1, "register_comm_hook hooks::all_reduce"},
@@ -363,6 +365,9 @@ const std::vector<Rule>& rules() {
       {"evaluation=one_rank", "layer=gathered|exchanged"},
       {"hook=fp16|bf16", "scaler=*"},
       {"output=*", "resumed_as=*"},
+      // run() casts no inputs, and does not know how many samples they are.
+      {"output=run", "precision=*"},
+      {"output=run", "reduction=SampleWeighted"},
       {"layer=gathered|exchanged", "join=*"},
       {"loss=gathered", "join=*"},
       // Options that another kind of training does not have.

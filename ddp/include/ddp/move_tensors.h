@@ -82,6 +82,13 @@ struct Mover<at::Tensor> {
   static at::Tensor move(const TensorMove& to, const at::Tensor& t) { return to(t); }
 };
 
+/// Tensors, lists, tuples and dicts of them; others are copied as they are.
+template <>
+struct Mover<c10::IValue> {
+  static constexpr bool holds_tensors = true;
+  DDP_API static c10::IValue move(const TensorMove& to, const c10::IValue& value);
+};
+
 template <typename T>
 struct Mover<std::optional<T>> {
   static constexpr bool holds_tensors = can_move<T>;

@@ -190,29 +190,38 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   /// The options of Optim.
   using OptionsType = typename detail::ZeroTypes<Optim>::Options;
 
-  /// All parameters of the model that require a gradient.
+  /// All parameters of a DistributedDataParallel or of DistributedParameters that require a
+  /// gradient.
   ///
   /// \throws c10::ValueError  a stage other than 1 and 2; sparse gradients; a process group that is
   ///         not the model's, with stage 2 or overlap.
   /// \throws c10::Error  with stage 2, a communication hook or an averaged backward pass before.
-  template <typename M>
+  template <typename Model>
   ZeroRedundancyOptimizer(
-      DistributedDataParallel<M>& model, const OptionsType& defaults,
+      torch::nn::ModuleHolder<Model>& model, const OptionsType& defaults,
       const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(
             model, {torch::optim::OptimizerParamGroup(model->parameters())}, defaults, options) {}
 
   /// Groups of the model's parameters, with options of their own; parameters in no group are not
   /// stepped.
-  template <typename M>
+  template <typename Model>
   ZeroRedundancyOptimizer(
-      DistributedDataParallel<M>& model,
+      torch::nn::ModuleHolder<Model>& model,
       const std::vector<torch::optim::OptimizerParamGroup>& groups, const OptionsType& defaults,
       const ZeroOptions& options = {})
       : ZeroRedundancyOptimizerBase(
-            model.ptr(), groups, std::make_unique<OptionsType>(defaults), kind(), options) {}
+            wrapper_in(model), groups, std::make_unique<OptionsType>(defaults), kind(), options) {}
 
  private:
+  template <typename Model>
+  static std::shared_ptr<DistributedDataParallelBase> wrapper_in(
+      torch::nn::ModuleHolder<Model>& model) {
+    static_assert(
+        std::is_base_of_v<DistributedDataParallelBase, Model>,
+        "ZeroRedundancyOptimizer: expected a DistributedDataParallel or DistributedParameters");
+    return model.ptr();
+  }
   static detail::ZeroKind kind() {
     return {
         [](const auto& groups, const torch::optim::OptimizerOptions& defaults) {

@@ -122,6 +122,23 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   /// memory of its own.
   NoSyncGuard no_sync();
 
+  /// Runs `function` as this unit's forward pass, and returns what it returns, a value: for other
+  /// methods than `forward`, and for helper functions that take the module itself. As
+  /// DistributedDataParallelBase::run().
+  /// ```
+  /// auto loss = model->run([&] { return net->loss_of(batch); });
+  /// ```
+  ///
+  /// Collective: yes, as forward. Blocks: host.
+  template <typename Function>
+  auto run(const Function& function) {
+    detail::UnitCall unit(*this);
+    return unit.run([&] {
+      unit.enter([](const TensorMove&) {});
+      return unit.leave(function);
+    });
+  }
+
   /// Reduces in the next backward pass through `outputs`, which forward passes inside no_sync()
   /// returned; as DistributedDataParallelBase::sync_in_backward().
   template <typename... Outputs>

@@ -55,6 +55,23 @@ TEST_CASE("tensors are moved in any nesting, and nothing else changes", "[pure][
   CHECK(t.is_cpu());
 }
 
+TEST_CASE("tensors in values of TorchScript are moved", "[pure][ddp]") {
+  const auto t = torch::ones({2});
+  CHECK(moved(c10::IValue(t)).toTensor().is_meta());
+  CHECK_FALSE(moved(c10::IValue(at::Tensor())).toTensor().defined());
+  CHECK(moved(c10::IValue()).isNone());
+  CHECK(moved(c10::IValue(7)).toInt() == 7);
+  CHECK(moved(c10::IValue(std::vector<at::Tensor>{t})).toTensorVector()[0].is_meta());
+  const auto tuple = moved(c10::IValue(std::make_tuple(t, std::string("mask"))));
+  CHECK(tuple.toTupleRef().elements()[0].toTensor().is_meta());
+  CHECK(tuple.toTupleRef().elements()[1].toStringRef() == "mask");
+  c10::Dict<std::string, std::vector<at::Tensor>> layers;
+  layers.insert("hidden", std::vector<at::Tensor>{t, t});
+  const auto dict = moved(c10::IValue(layers)).toGenericDict();
+  CHECK(dict.at("hidden").toTensorVector()[1].is_meta());
+  CHECK(layers.at("hidden")[1].is_cpu());
+}
+
 TEST_CASE("a type with move_tensors is moved, also inside of others", "[pure][ddp]") {
   const photos::Batch batch{torch::ones({2}), "beach"};
   CHECK(moved(batch).images.is_meta());

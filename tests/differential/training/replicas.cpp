@@ -62,7 +62,10 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   // Ranks go on with parameters of their own.
   if (run.label() == "averager" && p.has("reload")) DDP_DO(trace, options.check_replicas_every(0));
   if (p.is("lazy_buckets", "yes")) {
-    DDP_DO(trace, options.lazy_bucket_allocation(true).stats_every(1).check_replicas_every(1));
+    DDP_DO(
+        trace,
+        options.lazy_bucket_allocation(true).stats_every(1).check_replicas_every(1).check_inputs(
+            false));
   }
   return options;
 }
@@ -102,9 +105,12 @@ class Replicas : public Training {
       });
     } else {
       run.trace.say("DistributedDataParallel model(std::shared_ptr<Layer>(net), options);");
+      const bool runs = output == "run";
       keep(
           DistributedDataParallel(std::shared_ptr<Layer>(run.net), options),
-          [](auto& model, const at::Tensor& x) { return model->forward(x); });
+          [runs, net = run.net](auto& model, const at::Tensor& x) {
+            return runs ? model->run([&] { return net->forward(x); }) : model->forward(x);
+          });
     }
     register_hook(run, base_);
     const bool by_hand = run.program.is("stepping", "by_hand");
@@ -114,6 +120,7 @@ class Replicas : public Training {
   at::Tensor forward(const at::Tensor& x) override { return forward_(x); }
   std::string call(const std::string& x) const override {
     const auto& output = run_.program.label("output");
+    if (output == "run") return "model->run([&] { return net->forward(" + x + "); })";
     if (output == "tuple")
       return "std::get<0>(model->forward(" + x + ", torch::zeros({4}, torch::kDouble)))";
     if (output == "map") return "model->forward(std::vector<at::Tensor>{" + x + "}).at(\"y\")";

@@ -120,6 +120,31 @@ TEST_CASE("a penalty of summoned parameters trains as one process", "[ranks][sha
   for (const auto distance : distances) CHECK(distance < 1e-12);
 }
 
+TEST_CASE("run is the forward of any function of a sharded model", "[ranks][sharded]") {
+  const bool accumulates = GENERATE(false, true);
+  // Reads a parameter of the root, which is whole inside of it.
+  const auto loss_of = [](auto& net, const at::Tensor& x, int rank) {
+    return net.forward(x, rank) + net.head->weight.pow(2).sum();
+  };
+  PlainNet whole{NetUse()};
+  for (int rank = 0; rank < 2; ++rank) {
+    (loss_of(whole, net_input(whole.use, 0, 0, rank), rank) / 2).backward();
+  }
+  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
+    NetRun run(self, over(self));
+    auto& net = *run.model->module();
+    const auto x = net_input(run.use, 0, 0, self.rank);
+    const auto pass = [&] { return run.model->run([&] { return loss_of(net, x, self.rank); }); };
+    if (accumulates) {
+      const auto guard = run.model->no_sync();
+      (pass() / 2).backward();
+    }
+    (accumulates ? pass() / 2 : pass()).backward();
+    return distance_of_gradients(*run.model, whole);
+  });
+  for (const auto distance : distances) CHECK(distance < 1e-12);
+}
+
 TEST_CASE("a parameter that is used outside of its unit is refused", "[ranks][sharded][errors]") {
   const bool multiplies = GENERATE(true, false);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {

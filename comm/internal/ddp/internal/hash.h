@@ -17,6 +17,14 @@ inline uint64_t fnv1a(std::string_view text) {
   return hash;
 }
 
+/// SplitMix64: numbers next to each other, as seeds and ranks are, have nothing in common after it.
+inline uint64_t mix_bits(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
 /// Extends a hash by a word. Combines both halves of the product: otherwise changes of the highest
 /// bits stay among the highest of the lower half, where two numbers that change their signs could
 /// cancel each other out.

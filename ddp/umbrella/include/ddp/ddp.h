@@ -30,6 +30,7 @@
 #include <ddp/device_mesh.h>
 #include <ddp/diloco.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/distributed_parameters.h>
 #include <ddp/elastic.h>
 #include <ddp/elastic_errors.h>
 #include <ddp/equal_batches.h>
@@ -63,6 +64,8 @@
 #include <ddp/safetensors.h>
 #include <ddp/sampler.h>
 #include <ddp/save_on_host.h>
+#include <ddp/scripted_module.h>
+#include <ddp/seed_all.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>

@@ -1,0 +1,81 @@
+#include "checks/pass_inputs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <ddp/internal/current_stream.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/ranges.h>
+
+#include "replicas/replica_check.h"
+
+namespace ddp {
+namespace {
+
+// Elements all over the tensor: the beginning may be padding.
+at::Tensor sample_of(const at::Tensor& tensor) {
+  constexpr int64_t kElements = 4096;
+  const auto flat = tensor.detach().reshape({-1});
+  return flat.slice(0, 0, flat.numel(), std::max<int64_t>(1, flat.numel() / kElements));
+}
+
+bool has_plain_values(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
+         !tensor.is_quantized() && !tensor.is_meta() && !is_capturing(tensor.device());
+}
+
+}  // namespace
+
+void PassInputs::restart() {
+  passes_ = 0;
+  hashes_.clear();
+  work_.reset();
+}
+
+void PassInputs::note(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> samples;
+  for (const auto& input : inputs) {
+    if (has_plain_values(input)) samples.push_back(sample_of(input));
+  }
+  if (!samples.empty()) hashes_.push_back(hash_of(samples));
+}
+
+uint64_t PassInputs::digest(int rank) const {
+  const bool tells = any_of(hashes_, [&](uint64_t hash) { return hash != hashes_.front(); });
+  // No other rank's.
+  if (!tells) return static_cast<uint64_t>(rank);
+  return hash_of_bytes(hashes_.data(), hashes_.size() * sizeof(uint64_t));
+}
+
+void PassInputs::start(c10d::ProcessGroup& group, c10::Device device) {
+  if (!enabled_ || group.getSize() == 1 || passes_ >= kPasses || ++passes_ < kPasses) return;
+  if (is_capturing(device)) return;
+  const auto digest = static_cast<int64_t>(this->digest(group.getRank()));
+  hashes_ = {};
+  // One all-reduce of the maximum finds both extremes: max(~digest) is ~min(digest).
+  extremes_ = at::tensor({digest, ~digest}).to(device);
+  std::vector<at::Tensor> wire{extremes_};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  work_ = group.allreduce(wire, options);
+}
+
+void PassInputs::finish(GroupMonitor& monitor, c10d::ProcessGroup& group) {
+  const auto work = std::exchange(work_, {});
+  if (!work) return;
+  const auto where = [] { return std::string("comparing a hash of the ranks' inputs"); };
+  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
+  const auto extremes = extremes_.cpu();
+  const auto* of_all = extremes.const_data_ptr<int64_t>();
+  if (of_all[0] != ~of_all[1] || group.getRank() != 0 || std::exchange(has_warned_, true)) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected each rank to have samples of its own, got the same inputs "
+      "on all ",
+      group.getSize(), " ranks in the first ", kPasses,
+      " averaged passes: each rank repeats the others' work. Give the loader a "
+      "ddp::DistributedSampler, or draw after ddp::seed_all(). If it is meant, "
+      "check_inputs(false).");
+}
+
+}  // namespace ddp

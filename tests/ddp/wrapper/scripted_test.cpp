@@ -1,0 +1,181 @@
+// TorchScript modules.
+#include <string>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/compare.h"
+#include "support/nets.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace testing;
+using Tensors = std::vector<at::Tensor>;
+using Scripted = DistributedDataParallel<torch::jit::Module>;
+
+/// A layer in a layer, with a buffer that counts and one that is averaged in place.
+torch::jit::Module make_script(const std::string& forward) {
+  torch::jit::Module inner("Inner");
+  inner.register_parameter("weight", (at::arange(3, at::kDouble) / 3).requires_grad_(), false);
+  inner.register_buffer("mean", at::zeros({3}, at::kDouble));
+  inner.register_attribute("training", c10::BoolType::get(), true);
+  inner.define(forward);
+  torch::jit::Module net("Net");
+  net.register_module("inner", inner);
+  net.register_parameter("scale", at::full({1}, 2, at::kDouble).requires_grad_(), false);
+  net.register_parameter("frozen", at::full({1}, 5, at::kDouble), false);
+  net.register_attribute("training", c10::BoolType::get(), true);
+  net.define(R"(
+    def forward(self, x):
+      return self.inner(x) * self.scale
+    def named(self, parts: Dict[str, Tuple[Tensor, int]]) -> Dict[str, List[Tensor]]:
+      return {"out": [self.inner(parts["x"][0]) * self.scale]}
+  )");
+  return net;
+}
+
+constexpr const char* kInPlace = R"(
+  def forward(self, x):
+    if self.training:
+      self.mean.mul_(0.5).add_(x.detach().mean(0))
+    return x * self.weight
+)";
+
+at::Tensor inputs_of(int rank, int step = 0) {
+  return draw_values({4, 3}, static_cast<uint64_t>(10 * step + rank + 1));
+}
+
+Tensors trained_alone(int ranks, int steps) {
+  auto weight = (at::arange(3, at::kDouble) / 3).requires_grad_();
+  auto scale = at::full({1}, 2, at::kDouble).requires_grad_();
+  auto mean = at::zeros({3}, at::kDouble);
+  torch::optim::SGD optimizer(Tensors{weight, scale}, 0.1);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (int rank = 0; rank < ranks; ++rank) {
+      sum = sum + (inputs_of(rank, step) * weight * scale).square().mean();
+    }
+    (sum / ranks).backward();
+    optimizer.step();
+    mean = mean / 2 + inputs_of(0, step).mean(0);  // rank 0's
+  }
+  return {weight, scale, mean};
+}
+
+Tensors tensors_of(const torch::jit::Module& script) {
+  const auto inner = script.attr("inner").toModule();
+  return {
+      inner.attr("weight").toTensor(), script.attr("scale").toTensor(),
+      inner.attr("mean").toTensor()};
+}
+
+}  // namespace
+
+TEST_CASE("a TorchScript module trains as one process does", "[ranks][ddp][many]") {
+  const auto way = GENERATE(as<std::string>(), "forward", "dict", "run");
+  CAPTURE(way);
+  constexpr int kRanks = 3;
+  const auto results = run_ranks<Tensors>(kRanks, [&](const Rank& self) {
+    DistributedDataParallel model(make_script(kInPlace), in(self).bucket_cap_mb(1e-5));
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      const auto x = inputs_of(self.rank, step);
+      at::Tensor out;
+      if (way == "forward") out = model->forward({x}).toTensor();
+      if (way == "run") out = model->run([&] { return model->module().forward({x}); }).toTensor();
+      if (way == "dict") {
+        c10::Dict<std::string, std::tuple<at::Tensor, int64_t>> parts;
+        parts.insert("x", std::make_tuple(x, int64_t{1}));
+        out = model->run([&] { return model->module().run_method("named", parts); })
+                  .toGenericDict()
+                  .at("out")
+                  .toTensorVector()[0];
+      }
+      model->zero_grad();
+      out.square().mean().backward();
+      optimizer.step();
+    }
+    model->check_replicas({&optimizer});
+    return tensors_of(model->module());
+  });
+  const auto expected = trained_alone(kRanks, 3);
+  for (const auto& tensors : results) CHECK(largest_difference(tensors, expected) < 1e-14);
+}
+
+TEST_CASE("a wrapped TorchScript module has the script's names, modes and copies", "[ranks][ddp]") {
+  const auto results = run_ranks<std::vector<std::string>>(1, [](const Rank& self) {
+    Scripted model(make_script(kInPlace), in(self));
+    std::vector<std::string> names;
+    for (const auto& p : model->named_parameters()) names.push_back(p.key());
+    for (const auto& b : model->named_buffers()) names.push_back(b.key());
+    const auto is_training = [&] {
+      return std::string(model->module().attr("inner").toModule().is_training() ? "train" : "eval");
+    };
+    model->eval();
+    names.push_back(is_training());
+    model->train();
+    names.push_back(is_training());
+    auto copy = model->snapshot();
+    const auto same = tensors_of(copy);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : model->parameters()) p.add_(1);
+    }
+    names.push_back(all_equal(same, tensors_of(make_script(kInPlace))) ? "copied" : "shared");
+    names.push_back(
+        same[0].requires_grad() && !copy.attr("frozen").toTensor().requires_grad() ? "trainable"
+                                                                                   : "frozen");
+    return names;
+  });
+  CHECK(
+      results[0] == std::vector<std::string>{
+                        "module.scale", "module.frozen", "module.inner.weight", "module.inner.mean",
+                        "eval", "train", "copied", "trainable"});
+}
+
+TEST_CASE("a script that assigns to a buffer is an error that names it", "[ranks][ddp][errors]") {
+  const auto error = error_of_all(2, [](const Rank& self) {
+    Scripted model(
+        make_script("def forward(self, x):\n"
+                    "  self.mean = self.mean * 0.5\n"
+                    "  return x * self.weight\n"),
+        in(self));
+    model->forward({inputs_of(self.rank)}).toTensor().sum().backward();
+  });
+  CHECK_THAT(
+      error, ContainsText("expected a TorchScript module that writes its buffers in place") &&
+                 ContainsText("assigned another tensor to \"mean\"") &&
+                 ContainsText("Write self.mean.copy_(...)"));
+}
+
+TEST_CASE("unused parameters of a script are found", "[ranks][ddp]") {
+  const auto results = run_ranks<int>(2, [](const Rank& self) {
+    Scripted model(
+        make_script("def forward(self, x):\n  return x if x.dim() == 1 else x * self.weight\n"),
+        in(self).find_unused_parameters(true));
+    const auto x = self.rank == 0 ? inputs_of(0) : inputs_of(1)[0];
+    model->forward({x}).toTensor().sum().backward();
+    const auto weight = model->module().attr("inner").toModule().attr("weight").toTensor();
+    return largest_difference({weight.grad()}, {inputs_of(0).sum(0) * 2 / 2}) < 1e-14 ? 1 : 0;
+  });
+  CHECK(results == std::vector<int>{1, 1});
+}
+
+TEST_CASE("a script without parameters is refused", "[ranks][ddp][errors]") {
+  const auto error = error_of_all(2, [](const Rank& self) {
+    torch::jit::Module script("Empty");
+    script.define("def forward(self, x):\n  return x\n");
+    Scripted(script, in(self));
+  });
+  CHECK_THAT(error, ContainsText("doesn't have any parameter that requires a gradient"));
+}
+
+}  // namespace ddp
