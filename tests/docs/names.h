@@ -15,6 +15,7 @@
 #include <ddp/backend.h>
 #include <ddp/collective_backend.h>
 #include <ddp/ddp.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include "backend_stand_ins.h"

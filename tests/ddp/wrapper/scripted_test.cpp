@@ -34,9 +34,9 @@ torch::jit::Module make_script(const std::string& forward) {
   net.register_attribute("training", c10::BoolType::get(), true);
   net.define(R"(
     def forward(self, x):
-      return self.inner(x) * self.scale
+      return self.inner.forward(x) * self.scale
     def named(self, parts: Dict[str, Tuple[Tensor, int]]) -> Dict[str, List[Tensor]]:
-      return {"out": [self.inner(parts["x"][0]) * self.scale]}
+      return {"out": [self.inner.forward(parts["x"][0]) * self.scale]}
   )");
   return net;
 }
@@ -48,7 +48,7 @@ constexpr const char* kInPlace = R"(
     return x * self.weight
 )";
 
-at::Tensor inputs_of(int rank, int step = 0) {
+at::Tensor rows_for(int rank, int step = 0) {
   return draw_values({4, 3}, static_cast<uint64_t>(10 * step + rank + 1));
 }
 
@@ -61,11 +61,11 @@ Tensors trained_alone(int ranks, int steps) {
     optimizer.zero_grad();
     at::Tensor sum = at::zeros({}, at::kDouble);
     for (int rank = 0; rank < ranks; ++rank) {
-      sum = sum + (inputs_of(rank, step) * weight * scale).square().mean();
+      sum = sum + (rows_for(rank, step) * weight * scale).square().mean();
     }
     (sum / ranks).backward();
     optimizer.step();
-    mean = mean / 2 + inputs_of(0, step).mean(0);  // rank 0's
+    mean = mean / 2 + rows_for(0, step).mean(0);  // rank 0's
   }
   return {weight, scale, mean};
 }
@@ -87,7 +87,7 @@ TEST_CASE("a TorchScript module trains as one process does", "[ranks][ddp][many]
     DistributedDataParallel model(make_script(kInPlace), in(self).bucket_cap_mb(1e-5));
     torch::optim::SGD optimizer(model->parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
-      const auto x = inputs_of(self.rank, step);
+      const auto x = rows_for(self.rank, step);
       at::Tensor out;
       if (way == "forward") out = model->forward({x}).toTensor();
       if (way == "run") out = model->run([&] { return model->module().forward({x}); }).toTensor();
@@ -148,7 +148,7 @@ TEST_CASE("a script that assigns to a buffer is an error that names it", "[ranks
                     "  self.mean = self.mean * 0.5\n"
                     "  return x * self.weight\n"),
         in(self));
-    model->forward({inputs_of(self.rank)}).toTensor().sum().backward();
+    model->forward({rows_for(self.rank)}).toTensor().sum().backward();
   });
   CHECK_THAT(
       error, ContainsText("expected a TorchScript module that writes its buffers in place") &&
@@ -161,10 +161,10 @@ TEST_CASE("unused parameters of a script are found", "[ranks][ddp]") {
     Scripted model(
         make_script("def forward(self, x):\n  return x if x.dim() == 1 else x * self.weight\n"),
         in(self).find_unused_parameters(true));
-    const auto x = self.rank == 0 ? inputs_of(0) : inputs_of(1)[0];
+    const auto x = self.rank == 0 ? rows_for(0) : rows_for(1)[0];
     model->forward({x}).toTensor().sum().backward();
     const auto weight = model->module().attr("inner").toModule().attr("weight").toTensor();
-    return largest_difference({weight.grad()}, {inputs_of(0).sum(0) * 2 / 2}) < 1e-14 ? 1 : 0;
+    return largest_difference({weight.grad()}, {rows_for(0).sum(0) * 2 / 2}) < 1e-14 ? 1 : 0;
   });
   CHECK(results == std::vector<int>{1, 1});
 }
