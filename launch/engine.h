@@ -1,5 +1,4 @@
-// What an engine around ddprun says of the job: Kubernetes, SLURM and others, by the variables that
-// they set.
+// An engine around ddprun (Kubernetes, SLURM and others) says much of the job by its variables.
 #pragma once
 
 #include <chrono>

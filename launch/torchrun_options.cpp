@@ -41,7 +41,7 @@ constexpr const char* kUnused[] = {
     "--numa-binding",
     "--signals-to-handle"};
 
-/// Of these, flags.
+/// Flags among them.
 constexpr const char* kUnusedFlags[] = {"--virtual-local-rank"};
 
 /// "--node_rank=1" becomes "--node-rank=1"; only the name changes.
