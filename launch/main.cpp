@@ -21,6 +21,7 @@
 #include <ddp/internal/membership/address.h>
 #include <ddp/internal/system/host.h>
 
+#include "launch/engine.h"
 #include "launch/hosts/hosts_loop.h"
 #include "launch/hosts/orders.h"
 #include "launch/hosts/remote_command.h"
@@ -116,7 +117,7 @@ int run_job(LaunchOptions options, int lifeline) {
   }
   const bool several = hosts_that_agree(options) > 1;
   auto token = elastic.token.empty() ? options.job_id : elastic.token;
-  if (token.empty()) token = several ? "job" : random_token();
+  if (token.empty()) token = several ? kUnknownJob : random_token();
   std::optional<int> port;  // none: this host's ddprun is the only client
   if (several) port = options.master_port;
   if (options.elastic && !several) port = 0;

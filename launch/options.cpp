@@ -8,6 +8,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <ddp/internal/ranges.h>
+
+#include "launch/engine.h"
 #include "launch/environment.h"
 #include "launch/hosts/host_options.h"
 #include "launch/texts.h"
@@ -44,7 +47,8 @@ coordinator at DDP_COORDINATOR; a program that does not is restarted as above.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
 SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on; ranks that then leave with
-code 143 (ddp::PreemptionNotice) are not started again.
+code 143 (ddp::PreemptionNotice), or that die by that signal, are not started again.
+Without --nnodes ddprun makes a world of its own ranks, and says where others were started beside it.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
 Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,
@@ -80,10 +84,12 @@ std::vector<std::string> extract_command(std::vector<std::string> rest) {
   if (program.empty()) throw CLI::ValidationError("expected a program's name, got ''");
   if (!separated && program.front() == '-') {
     const bool is_module = program == "-m" || program == "--module";
+    const bool is_script = program == "--run-path" || program == "--run_path";
     throw CLI::ValidationError(
         "unknown option '" + program + "'; " +
-        (is_module ? "ddprun starts programs: python -m MODULE"
-                   : "a program of that name goes after --"));
+        (is_module   ? "ddprun starts programs: python -m MODULE"
+         : is_script ? "ddprun starts programs: python SCRIPT"
+                     : "a program of that name goes after --"));
   }
   return rest;
 }
@@ -121,7 +127,8 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("RANKS");
   app.add_flag(
       "--standalone", given.standalone,
-      "One host, on a free port that ddprun reserves (the default)");
+      "One host, on a free port that ddprun reserves (the default), also where others run beside "
+      "it");
   app.add_option(
          "--nnodes", given.nodes,
          "Hosts in the job. Default: 1. MIN:MAX with --elastic: begin with MIN, and let others "
@@ -374,6 +381,19 @@ void read_counts(const CLI::App& app, LaunchOptions& options, Given& given) {
   check_counts(options, given);
 }
 
+/// Whether one host is meant only because nobody has said how many there are.
+bool may_have_others(
+    const LaunchOptions& options, const Given& given, const Variables& variables,
+    const std::vector<TakenVariable>& taken) {
+  const char* standalone = variables ? variables("PET_STANDALONE") : nullptr;
+  const bool is_standalone =
+      given.standalone || (standalone != nullptr && standalone == std::string("1"));
+  const bool is_told = !given.nodes.empty() || options.hosts || options.obeys_stdin ||
+                       given.coordinate || !given.coordinator.empty() ||
+                       any_of(taken, [](const auto& one) { return one.is_about_hosts; });
+  return !is_standalone && !is_told;
+}
+
 LaunchOptions completed(LaunchOptions options, const Given& given) {
   options.prefix = !given.no_prefix;
   options.local_ranks = ranks_of_node(options, options.node_rank);
@@ -411,11 +431,12 @@ ParsedOptions parse_options(
   add_torchrun_options(app, given.torchrun);
   add_host_options(app, given.hosts, options);
   std::vector<std::string> notes;
+  std::vector<TakenVariable> taken;
   try {
     auto words = with_own_spellings(app, argc, argv);
     std::reverse(words.begin(), words.end());  // as CLI11 takes a vector
     app.parse(std::move(words));
-    take_pet_variables(app, given.nodes, variables);
+    taken = take_pet_variables(app, given.nodes, variables);
     if (!given.coordinate && !names_ranks(app)) throw CLI::RequiredError("--nproc-per-node");
     const auto rest = app.remaining();
     if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
@@ -426,14 +447,17 @@ ParsedOptions parse_options(
     check_endpoint(options, given);
     check_logs(options, given);
     options = completed(std::move(options), given);
-    notes = apply_torchrun_options(app, given.torchrun, options);
+    notes = apply_torchrun_options(app, given.torchrun, variables, options);
+    const bool may_have = may_have_others(options, given, variables, taken);
+    if (auto note = note_of_others(variables); may_have && !note.empty()) notes.push_back(note);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
   } catch (const CLI::ParseError& error) {
-    err << "ddprun: " << error.what() << "\nRun ddprun --help for more information.\n";
+    err << "ddprun: " << with_variables(error.what(), taken)
+        << "\nRun ddprun --help for more information.\n";
     return {std::nullopt, kBadUsage};
   }
-  for (const auto& note : notes) err << "ddprun: " << note << "\n";
+  for (const auto& note : notes) err << "ddprun: " << with_variables(note, taken) << "\n";
   return {std::move(options), 0};
 }
 

@@ -1,5 +1,6 @@
 #include "launch/pet_variables.h"
 
+#include <cctype>
 #include <initializer_list>
 #include <string_view>
 
@@ -68,6 +69,18 @@ void take(CLI::Option& option, const Default& one, const std::string& value) {
 
 bool is_backend(const std::string& text) { return text == "static" || text == "c10d"; }
 
+/// Where the text has the option, and not a longer one; npos: nowhere.
+size_t place_of(const std::string& option, const std::string& text) {
+  auto place = text.find(option);
+  const auto goes_on = [&] {
+    const auto end = place + option.size();
+    return end < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[end])) != 0 || text[end] == '-');
+  };
+  while (place != std::string::npos && goes_on()) place = text.find(option, place + 1);
+  return place;
+}
+
 /// ddprun meets at the endpoint itself, where torchrun's other backends have a server of their own.
 void check_backend(const Variables& variables) {
   const auto backend = value_of(variables, kBackend.data());
@@ -79,9 +92,11 @@ void check_backend(const Variables& variables) {
 
 }  // namespace
 
-void take_pet_variables(CLI::App& app, const std::string& nodes, const Variables& variables) {
+std::vector<TakenVariable> take_pet_variables(
+    CLI::App& app, const std::string& nodes, const Variables& variables) {
+  std::vector<TakenVariable> taken;
   // The ddprun that started this one has taken them.
-  if (!variables || is_given(app, "--obey-stdin")) return;
+  if (!variables || is_given(app, "--obey-stdin")) return taken;
   const bool is_alone = nodes.empty() ? value_of(variables, "PET_STANDALONE") == "1"
                                       : number_in(split(nodes, ':').back(), 1, 1).has_value();
   const bool has_hosts =
@@ -96,8 +111,26 @@ void take_pet_variables(CLI::App& app, const std::string& nodes, const Variables
                           !is_any_given(app, one.replaced_by) && !(has_hosts && one.is_about_hosts);
     // An endpoint of the command line needs no other backend.
     const bool is_passed_over = value.empty() || (one.variable == kBackend && !is_backend(value));
-    if (is_taken && !is_passed_over) take(*option, one, value);
+    if (!is_taken || is_passed_over) continue;
+    take(*option, one, value);
+    taken.push_back({one.variable, one.option, value, one.is_about_hosts});
   }
+  return taken;
+}
+
+std::string with_variables(std::string text, const std::vector<TakenVariable>& taken) {
+  std::string begin, end;
+  for (const auto& one : taken) {
+    const auto place = place_of(one.option, text);
+    const auto setting = one.variable + "='" + one.value + "'";
+    if (place == 0) {
+      begin = setting + " as ";
+    } else if (place != std::string::npos) {
+      end += " " + one.option + " is " + setting + ".";
+    }
+  }
+  if (!end.empty() && text.back() != '.') text += ".";
+  return begin + text + end;
 }
 
 }  // namespace ddp::launch

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -11,6 +12,14 @@ namespace ddp::launch {
 
 /// Looks a variable of the environment up, as getenv does.
 using Variables = std::function<const char*(const char* name)>;
+
+/// An option that has its value from a variable.
+struct TakenVariable {
+  std::string variable;
+  std::string option;
+  std::string value;
+  bool is_about_hosts = false;
+};
 
 /// Gives options that the command line lacks the values of PET_* variables: PET_NNODES for
 /// `--nnodes`. torchrun reads them in the same way, and Kubeflow tells a pod its place by them.
@@ -22,7 +31,12 @@ using Variables = std::function<const char*(const char* name)>;
 /// \param app  after it has parsed the command line. Variables of options that it lacks are
 /// ignored.
 /// \param nodes  of --nnodes on the command line; empty: not given.
+/// \return those that were taken.
 /// \throws CLI::ValidationError  naming the variable, the rule and the value.
-void take_pet_variables(CLI::App& app, const std::string& nodes, const Variables& variables);
+std::vector<TakenVariable> take_pet_variables(
+    CLI::App& app, const std::string& nodes, const Variables& variables);
+
+/// Adds the variables to a text about options: users look for what they have set.
+std::string with_variables(std::string text, const std::vector<TakenVariable>& taken);
 
 }  // namespace ddp::launch

@@ -1,12 +1,14 @@
 #include "launch/torchrun_options.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 #include <utility>
 
 #include <ddp/internal/ranges.h>
 
+#include "launch/engine.h"
 #include "launch/environment.h"
 #include "launch/texts.h"
 #include "launch/validators.h"
@@ -27,7 +29,20 @@ constexpr std::pair<const char*, const char*> kOfMpirun[] = {
 
 /// Describe torchrun's agents and its Python programs, or what is no choice here.
 constexpr const char* kUnused[] = {
-    "--role", "--start-method", "--monitor-interval", "--local-addr"};
+    "--role",
+    "--start-method",
+    "--monitor-interval",
+    "--local-addr",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--event-log-handler",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle"};
+
+/// Flags among them.
+constexpr const char* kUnusedFlags[] = {"--virtual-local-rank"};
 
 /// "--node_rank=1" becomes "--node-rank=1"; only the name changes.
 std::string with_hyphens(std::string word) {
@@ -146,11 +161,13 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
       "c10d|static")
       ->check(backend());
   add("--rdzv-id", torchrun.id,
-      "The job's name, the same on every host: keeps others out, as --token", "ID")
+      "The job's name, the same on every host: keeps others out, as --token.\n"
+      "Default: the number of the job of SLURM, LSF, PBS or Flux; with --elastic 'job'",
+      "ID")
       ->check(word());
   add("--rdzv-conf", torchrun.conf,
       "is_host=true: this is the first host, whatever its addresses;\n"
-      "join_timeout=S: hosts wait S seconds for each other [300]",
+      "join_timeout=S: hosts wait S seconds for each other [300; in Kubernetes 1800]",
       "KEY=VALUE,...");
   add("-t,--tee", torchrun.tee, "With --log-dir, 3 is what ddprun does; no other has a meaning",
       "STREAMS")
@@ -166,10 +183,15 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
         ->type_name("VALUE")
         ->group(kGroup);
   }
+  for (const char* name : kUnusedFlags) {
+    const auto note = [&torchrun, name](int64_t) { torchrun.unused.emplace_back(name); };
+    app.add_flag_function(name, note, "No meaning")->group(kGroup);
+  }
 }
 
 std::vector<std::string> apply_torchrun_options(
-    const CLI::App& app, const TorchrunOptions& torchrun, LaunchOptions& options) {
+    const CLI::App& app, const TorchrunOptions& torchrun, const Variables& variables,
+    LaunchOptions& options) {
   std::vector<std::string> notes;
   for (const auto& name : torchrun.unused) notes.push_back(name + " has no meaning here");
   note_streams(torchrun, options, notes);
@@ -178,7 +200,11 @@ std::vector<std::string> apply_torchrun_options(
     options.rendezvous = true;
     options.node_rank = -1;
   }
+  options.join_timeout = default_join_timeout(variables);
   read_conf(torchrun.conf, options, notes);
+  // A host of an elastic job may come from another job of the engine.
+  const bool has_engines_id = hosts_that_agree(options) > 1 && !options.elastic && !options.hosts;
+  if (torchrun.id.empty() && has_engines_id) options.job_id = job_of_engine(variables);
   if (torchrun.id.empty()) return notes;
   if (app.count("--token") > 0) {
     throw CLI::ValidationError("--rdzv-id: expected no --token beside it, which is the same");

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "launch/options.h"
+#include "launch/pet_variables.h"
 
 namespace ddp::launch {
 
@@ -30,12 +31,15 @@ std::vector<std::string> with_own_spellings(const CLI::App& app, int argc, const
 
 void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun);
 
-/// Fills in what they say of the job; call once its hosts and endpoint are known.
+/// Fills in what they say of the job, and for what they do not say what the engine does; call once
+/// the job's hosts and endpoint are known.
 ///
+/// \param variables  the environment; empty: none.
 /// \return a line for each option that has no meaning here.
 /// \throws CLI::ValidationError  naming option, rule and value.
 std::vector<std::string> apply_torchrun_options(
-    const CLI::App& app, const TorchrunOptions& torchrun, LaunchOptions& options);
+    const CLI::App& app, const TorchrunOptions& torchrun, const Variables& variables,
+    LaunchOptions& options);
 
 /// Reads -n: "4", "4,2" for two hosts, "auto", "cpu" or "gpu" for this host.
 ///

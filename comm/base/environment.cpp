@@ -3,22 +3,27 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/engines/launchers.h>
+#include <ddp/internal/engines/process_signs.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
-#include "base/process_signs.h"
-
 namespace ddp {
 namespace {
+
+using engines::is, engines::kByHand, engines::kHydra, engines::kLaunchers, engines::kOpenMpi,
+    engines::kSlurm;
+using engines::kSlurmJob, engines::kSlurmNodes, engines::kSlurmStep, engines::kSlurmTasks,
+    engines::kSlurmTasksPerNode;
+using engines::Launcher, engines::SlurmStart, engines::slurm_start;
 
 constexpr uint64_t kFirstPort = 10000;
 constexpr uint64_t kPorts = 20000;
@@ -26,124 +31,6 @@ constexpr uint64_t kPorts = 20000;
 std::string derived_port(const std::string& job) {
   return std::to_string(kFirstPort + fnv1a(job) % kPorts);
 }
-
-/// The variables in which a launcher tells a process its place. nullptr: it has none for that.
-struct Launcher {
-  const char* name;
-  const char* rank;
-  const char* world_size;
-  const char* local_rank;
-  const char* local_world_size;
-  /// Without it the others are another launcher's, which has the same ones. nullptr: needs none.
-  const char* mark = nullptr;
-  /// The number of hosts, where local_world_size does not show that there is one.
-  const char* hosts = nullptr;
-  /// Equal on all ranks of a job and different between jobs, the first that is set: for a port.
-  std::array<const char*, 2> job = {};
-  /// Advice for a missing address, where it is more than MASTER_ADDR and MASTER_PORT.
-  const char* remedy = nullptr;
-};
-
-constexpr Launcher kByHand{
-    "ddprun or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr Launcher kOpenMpi{
-    "mpirun",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    nullptr,
-    nullptr,
-    {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
-    "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
-    "-x MASTER_PORT=<a free port there>."};
-// MPICH's launcher, and those of its kin. srun may set PMI_RANK as well, but not MPI_LOCALRANKID.
-constexpr Launcher kHydra{
-    "mpiexec",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    "MPI_LOCALRANKID",
-    nullptr,
-    {},
-    "mpiexec says nothing of rank 0's host: pass -genv MASTER_ADDR <rank 0's host> "
-    "-genv MASTER_PORT <a free port there>, or use init_method(\"mpi://\")."};
-// The older name second.
-using Names = std::array<const char*, 2>;
-constexpr Names kSlurmJob{"SLURM_JOB_ID", "SLURM_JOBID"};
-constexpr Names kSlurmStep{"SLURM_STEP_ID", "SLURM_STEPID"};
-constexpr Names kSlurmTasks{"SLURM_NTASKS", "SLURM_NPROCS"};
-constexpr Names kSlurmTasksPerNode{"SLURM_NTASKS_PER_NODE"};
-constexpr Names kSlurmNodes{"SLURM_JOB_NUM_NODES", "SLURM_NNODES"};
-constexpr Launcher kSlurm{
-    "srun",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_LOCALID",
-    nullptr,
-    nullptr,
-    nullptr,
-    {},
-    "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT."};
-
-/// The innermost first. Each runs inside those below it, whose variables its processes inherit.
-constexpr Launcher kLaunchers[] = {
-    kByHand,
-    kOpenMpi,
-    kHydra,
-    {"mpirun_rsh",
-     "MV2_COMM_WORLD_RANK",
-     "MV2_COMM_WORLD_SIZE",
-     "MV2_COMM_WORLD_LOCAL_RANK",
-     "MV2_COMM_WORLD_LOCAL_SIZE",
-     nullptr,
-     nullptr,
-     {"MPIRUN_ID"}},
-    {"horovodrun",
-     "HOROVOD_RANK",
-     "HOROVOD_SIZE",
-     "HOROVOD_LOCAL_RANK",
-     "HOROVOD_LOCAL_SIZE",
-     nullptr,
-     nullptr,
-     {"HOROVOD_GLOO_RENDEZVOUS_PORT"}},
-    {"flux run",
-     "FLUX_TASK_RANK",
-     "FLUX_JOB_SIZE",
-     "FLUX_TASK_LOCAL_ID",
-     nullptr,
-     nullptr,
-     "FLUX_JOB_NNODES",
-     {"FLUX_JOB_ID"}},
-    {"jsrun",
-     "JSM_NAMESPACE_RANK",
-     "JSM_NAMESPACE_SIZE",
-     "JSM_NAMESPACE_LOCAL_RANK",
-     "JSM_NAMESPACE_LOCAL_SIZE",
-     nullptr,
-     nullptr,
-     {"PMIX_NAMESPACE", "LSB_JOBID"}},
-    {"PALS' mpiexec",
-     "PALS_RANKID",
-     "PMI_SIZE",
-     "PALS_LOCAL_RANKID",
-     "PALS_LOCAL_SIZE",
-     nullptr,
-     nullptr,
-     {"PALS_APID", "PBS_JOBID"}},
-    kSlurm,
-    {"a launcher with PMI",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "PMI_LOCAL_RANK",
-     "PMI_LOCAL_SIZE",
-     nullptr,
-     nullptr,
-     {"PMI_JOBID"}},
-};
-
-bool is(const Launcher& one, const Launcher& other) { return one.name == other.name; }
 
 bool is_one_host(const Environment& environment) {
   return environment.local_world_size && environment.world_size &&
@@ -162,7 +49,7 @@ void read_torchrun(const Lookup& lookup, Environment& environment) {
     environment.problem = ddp::str(
         "init_process_group: expected LOCAL_RANK in the environment beside PET_NPROC_PER_NODE=\"",
         in_each->value, "\", got nothing, so RANK numbers the pod and not this process. ",
-        kDdprunTakesPet);
+        engines::kDdprunTakesPet);
   }
 }
 
@@ -213,23 +100,6 @@ void derive_slurm_address(const Lookup& lookup, Environment& environment) {
   }
 }
 
-/// How a process came to have SLURM_PROCID.
-enum class SlurmStart {
-  Srun,
-  Salloc,  // a program in the shell that salloc opens in a step of its own
-  Sbatch,  // the script, which runs once, with the variables of the first task
-};
-
-SlurmStart slurm_start(const Lookup& lookup) {
-  // slurm.h: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT.
-  constexpr const char *kInteractiveStep = "4294967290", *kBatchStep = "4294967291";
-  const auto step = first_variable(lookup, kSlurmStep);
-  if (step && step->value == kInteractiveStep) return SlurmStart::Salloc;
-  const auto task = read_variable(lookup, kSlurm.rank);
-  const bool is_script = step ? step->value == kBatchStep : task && task->value == "0";
-  return is_script ? SlurmStart::Sbatch : SlurmStart::Srun;
-}
-
 /// Finds srun missing in a script: the process would wait for ranks that nobody starts.
 std::string why_no_script(const Lookup& lookup) {
   const auto tasks = first_variable(lookup, kSlurmTasks);
@@ -261,12 +131,8 @@ const Launcher* find_launcher(const Lookup& lookup, Environment& environment) {
     environment.sign = read_variable(lookup, variable);
     return environment.sign.has_value();
   };
-  const bool is_alone = is_alone_in_slurm(lookup);
-  for (const auto& launcher : kLaunchers) {
-    if (is_alone && is(launcher, kSlurm)) break;  // what lies below comes from SLURM, too
-    if (launcher.mark != nullptr && !lookup(launcher.mark)) continue;
-    if (finds(launcher.rank)) return &launcher;
-  }
+  const auto* innermost = engines::innermost_launcher(lookup, is_alone_in_slurm(lookup));
+  if (innermost != nullptr && finds(innermost->rank)) return innermost;
   for (const auto& launcher : kLaunchers) {
     // In salloc's shell there is the number of tasks that srun would start.
     if (is(launcher, kSlurm) || !finds(launcher.world_size)) continue;
@@ -279,11 +145,22 @@ const Launcher* find_launcher(const Lookup& lookup, Environment& environment) {
 void read_without_launcher(const Lookup& lookup, Environment& environment) {
   // SLURM sets what its plugin for MPI sets also in the shell, where no rank runs.
   const bool is_alone = is_alone_in_slurm(lookup);
-  auto signs = read_process_signs([&](const std::string& name) {
+  const auto signs = engines::find_process_signs([&](const std::string& name) {
     return is_alone && name == "PMIX_RANK" ? std::nullopt : lookup(name);
   });
-  environment.problem = std::move(signs.problem);
-  environment.doubt = std::move(signs.doubt);
+  if (const auto& sign = signs.certain) {
+    environment.problem = ddp::str(
+        "init_process_group: expected RANK and WORLD_SIZE, or those of another launcher, in the "
+        "environment, got only ",
+        sign->found.name, "=\"", short_text(sign->found.value), "\", so there are ", sign->meaning,
+        ". ", sign->remedy);
+  }
+  if (const auto& sign = signs.doubtful) {
+    environment.doubt = ddp::str(
+        "init_process_group: this process is a world of one rank, but with ", sign->found.name,
+        "=\"", sign->found.value, "\" it may be the first of several that train alone. ",
+        sign->remedy);
+  }
   if (!environment.problem.empty()) return;
   environment.sign = first_variable(lookup, {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"});
   // Kubernetes sets MASTER_PORT=tcp://10.0.0.11:6379 for a service named master.

@@ -1,20 +1,12 @@
 #pragma once
 
-#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 
+#include <ddp/internal/engines/variables.h>
+
 namespace ddp {
-
-/// Looks a variable up, as getenv does.
-using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
-
-/// A value and where it came from, for error messages: "SLURM_PROCID", "world_size()".
-struct Setting {
-  std::string name;
-  std::string value;
-};
 
 struct Range {
   int min;
@@ -78,8 +70,8 @@ struct Environment {
 /// Reads the variables of the innermost launcher. Pure, apart from `lookup`.
 ///
 /// The innermost launcher is right, because it sets its variables last and processes inherit the
-/// outer ones', which are often the same in all of them. environment.cpp has a table of launchers,
-/// the innermost first: torchrun and ddprun (RANK) run inside the others, and mpirun
+/// outer ones', which are often the same in all of them. engines/launchers.h has a table of
+/// launchers, the innermost first: torchrun and ddprun (RANK) run inside the others, and mpirun
 /// (OMPI_COMM_WORLD_RANK; PMI_RANK for MPICH's) inside a SLURM job. MASTER_ADDR and MASTER_PORT
 /// take precedence over derived values, which are
 ///

@@ -4,6 +4,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include <ddp/internal/membership/line_channel.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "launch/texts.h"
@@ -48,6 +50,15 @@ void add(std::vector<Host>& hosts, const Host& host) {
     refuse_text(str("at most ", kMaxLocalRanks, " ranks on a host"), host.name);
   }
   hosts.push_back(host);
+}
+
+/// "user@a" is reached by the other hosts at "a".
+std::string address_of(const std::string& host) { return host.substr(host.find('@') + 1); }
+
+/// Whether each host that has the name is itself.
+bool is_own_of_each(const std::string& address) {
+  return address == "localhost" || address.rfind("localhost.", 0) == 0 ||
+         membership::is_loopback_host(address);
 }
 
 }  // namespace
@@ -97,6 +108,16 @@ std::vector<Host> with_ranks(std::vector<Host> hosts, int by_default, int all) {
   }
   if (all > most) refuse_text(str("at most the hosts' ", most, " ranks"), std::to_string(all));
   return used;
+}
+
+std::string address_of_first(const std::vector<std::string>& names, const std::string& own_name) {
+  const auto first = address_of(names.front());
+  const auto is_own = [](const std::string& name) { return is_own_of_each(address_of(name)); };
+  if (!is_own(first) || all_of(names, is_own)) return first;
+  if (!is_own_of_each(own_name)) return own_name;
+  throw std::invalid_argument(
+      str("expected a name of the first host that the others can reach, got '", first,
+          "', which is each host itself. Give it, or --master-addr"));
 }
 
 }  // namespace ddp::launch

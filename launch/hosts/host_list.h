@@ -31,4 +31,12 @@ std::vector<Host> hosts_of_file(const std::string& text);
 ///         `by_default`.
 std::vector<Host> with_ranks(std::vector<Host> hosts, int by_default, int all);
 
+/// The address by which the hosts reach the first of them: its name without "user@". A name that
+/// each host has for itself, such as localhost, is this host, and the others get its own name.
+///
+/// \param names  of all hosts.
+/// \param own_name  this host's.
+/// \throws std::invalid_argument  when that is of no use to the others, either.
+std::string address_of_first(const std::vector<std::string>& names, const std::string& own_name);
+
 }  // namespace ddp::launch

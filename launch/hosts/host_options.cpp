@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
 #include "launch/hosts/host_list.h"
@@ -38,9 +39,6 @@ std::vector<std::string> words_of(const std::string& text) {
   for (std::string word; input >> word;) words.push_back(word);
   return words;
 }
-
-/// "user@a" is reached by the other hosts at "a".
-std::string address_of(const std::string& host) { return host.substr(host.find('@') + 1); }
 
 void refuse_beside(const CLI::App& app, const std::string& option) {
   for (const char* name :
@@ -81,12 +79,13 @@ void set_hosts(const CLI::App& app, const GivenHosts& given, int ranks, LaunchOp
       hosts.names.push_back(host.name);
       options.ranks_of_nodes.push_back(host.ranks);
     }
+    const bool is_given = app.count("--master-addr") + app.count("--rdzv-endpoint") > 0;
+    if (!is_given) options.master_addr = address_of_first(hosts.names, host_name());
   } catch (const std::invalid_argument& error) {
     throw CLI::ValidationError(name + ": " + error.what());
   }
   options.nodes = static_cast<int>(hosts.names.size());
   options.local_ranks = options.ranks_of_nodes.front();
-  options.master_addr = address_of(hosts.names.front());
   options.hosts = std::move(hosts);
 }
 

@@ -88,7 +88,10 @@ std::vector<std::string> host_arguments(const LaunchOptions& options, int node, 
   if (options.grace) add("--grace", seconds_of(*options.grace));
   if (options.elastic) add_elastic(*options.elastic, words);
   if (options.elastic || options.max_restarts > 0) add("--max-restarts", str(options.max_restarts));
-  if (hosts_that_agree(options) > 1) add("--rdzv-id", options.job_id);
+  if (hosts_that_agree(options) > 1) {
+    add("--rdzv-id", options.job_id);
+    add("--rdzv-conf", str("join_timeout=", options.join_timeout.count()));
+  }
   if (!options.log_dir.empty()) add("--log-dir", options.log_dir);
   if (!options.prefix) words.push_back("--no-prefix");
   words.push_back("--");

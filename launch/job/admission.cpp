@@ -4,6 +4,7 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
+#include "launch/engine.h"
 #include "launch/environment.h"
 #include "launch/job/job.h"
 
@@ -16,7 +17,8 @@ void Job::admit(Client client, const std::string& line) {
   bool elastic = false;
   int nodes = 0, restarts = 0, held = 0;
   words >> word >> token >> elastic >> launcher.node >> nodes >> launcher.ranks >> restarts >> held;
-  if (!words || token != token_) return wires_.close(client);
+  if (!words) return wires_.close(client);
+  if (!is_same_job(token_, token)) return refuse_other_job(client, token, held == 0);
   const bool comes_late = state_ == State::Draining && held == 0;
   if (comes_late || state_ == State::Over) {
     launchers_[client] = launcher;
@@ -42,6 +44,24 @@ void Job::admit(Client client, const std::string& line) {
     return begin_attempts();
   }
   if (state_ == State::Training && held == 0) begin_attempt(client);
+}
+
+/// The text does not name this job's id, which keeps others out.
+///
+/// \param is_new  whether nothing runs there yet. Else the launcher tries again until its own job's
+///        coordinator is back.
+void Job::refuse_other_job(Client client, const std::string& id, bool is_new) {
+  constexpr size_t kMostIds = 4, kLongestId = 64;
+  const bool is_plain =
+      id.size() <= kLongestId && all_of(id, [](char c) { return ' ' < c && c < 127; });
+  if (is_new) {
+    if (is_plain && refused_ids_.size() < kMostIds) refused_ids_.insert(id);
+    wires_.send(
+        client, str("finish 1 0 --rdzv-id: expected that of the job at this endpoint, or its "
+                    "--token, got '",
+                    id, "'. Give all hosts of a job the same; two jobs need two ports."));
+  }
+  wires_.close(client);
 }
 
 /// Why a launcher cannot take part; "": it can.

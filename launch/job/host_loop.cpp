@@ -26,6 +26,13 @@ constexpr milliseconds kKillAgainEvery(20);
 constexpr milliseconds kFirstConnectEvery(100);
 constexpr milliseconds kConnectEvery(1000);
 
+// The ddprun that started this one by -H is gone, or its client passes no input on.
+constexpr const char* kInputEnded =
+    "standard input has ended, by which the ddprun that started this one gives orders: taken as "
+    "SIGHUP. If that one is still there, its --rsh has to pass input on, as ssh -tt and kubectl "
+    "exec -i "
+    "do";
+
 }  // namespace
 
 HostLoop::HostLoop(
@@ -209,8 +216,9 @@ void HostLoop::on_signal(int signal) {
     if (signal == SIGTERM && may_leave) return begin_leaving();
   }
   const int ranks = processes_.count();
+  const bool has_lost_input = signal == SIGHUP && orders_ && orders_->ended();
   output_.say(
-      "got " + signal_name(signal) +
+      (has_lost_input ? std::string(kInputEnded) : "got " + signal_name(signal)) +
       (ranks > 0 ? "; passing it on to " + count_of(ranks, "rank") : ""));
   if (!is_asked_to_end) {
     job_.send(str("notice ", signal));  // before a rank can end by it

@@ -45,7 +45,7 @@ Job::Job(
 /// A new port, so that connections left over from an earlier attempt cannot reach this one.
 void Job::renew(std::optional<Remembered> remembered) {
   code_ = 0;
-  noticed_ = false;
+  notices_.clear();
   if (options_.elastic) membership_.emplace(limits(), now_, std::move(remembered));
   const bool is_given = !options_.elastic && hosts_that_agree(options_) == 1;
   port_ = is_given && options_.master_port != 0 ? options_.master_port : wires_.new_port();
@@ -109,9 +109,7 @@ void Job::on_closed(Time now, Client client) {
 void Job::on_time(Time now) {
   now_ = now;
   if (state_ == State::Joining && now >= start_ + options_.join_timeout) {
-    return finish(
-        1, str("expected ", options_.nodes, " hosts within ", in_words(options_.join_timeout),
-               ", got ", launchers_.size(), ". Start ddprun on the others."));
+    return finish(1, text_of_missing());
   }
   if (state_ == State::Stopping && now >= stop_deadline_) {
     for (const auto& [client, launcher] : launchers_) {
@@ -128,6 +126,15 @@ std::optional<Job::Time> Job::next_time() const {
   if (state_ == State::Joining) return start_ + options_.join_timeout;
   if (state_ == State::Stopping) return stop_deadline_;
   return membership_ ? membership_->next_time() : std::nullopt;
+}
+
+std::string Job::text_of_missing() const {
+  auto text =
+      str("expected ", options_.nodes, " hosts within ", in_words(options_.join_timeout), ", got ",
+          launchers_.size(), ". ");
+  if (refused_ids_.empty()) return text + "Start ddprun on the others.";
+  return text + str("Others came with the --rdzv-id '", joined_by("', '", refused_ids_),
+                    "', and here it is '", token_, "': give all hosts of a job the same.");
 }
 
 void Job::begin_attempts() {
@@ -176,7 +183,8 @@ void Job::take_from_launcher(Client client, const std::string& line) {
     int signal = 0;
     if (words >> signal) on_signal(client, signal);
   } else if (word == "notice") {
-    noticed_ = true;
+    int signal = 0;
+    if (words >> signal) notices_.insert(signal);
   } else if (word == "bye") {
     launchers_.erase(client);
     count_launchers();
@@ -258,13 +266,16 @@ bool Job::dies_again_and_again(int rank) {
   return deaths.size() == kDeathsInARow && now_ - deaths.front() <= kDeathsWithin;
 }
 
-bool Job::leaves(const Exit& exit) const { return noticed_ && exit.code == kLeftCode; }
+/// The signal ends a rank that has no handler for it yet.
+bool Job::leaves(const Exit& exit) const {
+  return !notices_.empty() && (exit.code == kLeftCode || notices_.count(exit.code - 128) > 0);
+}
 
 /// A rank left after SIGUSR1 or SIGUSR2 to a ddprun, and the others leave with it. They would only
 /// be told again where they are.
 void Job::let_leave(Client client, const Exit& exit) {
   wires_.send(client, "say " + exit.report() + "; the job leaves and is not started again");
-  finish(exit.code, "", options_.grace.value_or(kLastWords).count());
+  finish(kLeftCode, "", options_.grace.value_or(kLastWords).count());
 }
 
 /// A rank failed, and takes the attempt with it.

@@ -85,12 +85,14 @@ class Job {
   std::string reason_to_refuse(
       const Launcher& launcher, bool elastic, int nodes, int restarts) const;
   std::string reason_without_place(const Launcher& launcher) const;
+  void refuse_other_job(Client client, const std::string& id, bool is_new);
   int free_node() const;
   void number_hosts();
   void take_from_launcher(Client client, const std::string& line);
   void on_exited(Client client, const Exit& exit);
   void on_member_exited(Client client, const Exit& exit);
   void on_signal(Client client, int signal);
+  std::string text_of_missing() const;
   void begin_attempts();
   void begin_attempt(Client client);
   void begin_again_if_all_gone();
@@ -133,7 +135,8 @@ class Job {
   int seen_launchers_ = 0;
   int lost_launchers_ = 0;  // without a word: their processes may run
   int code_ = 0;            // of the rank that failed
-  bool noticed_ = false;    // the ranks of this attempt may have been told to leave
+  std::set<int> notices_;   // signals by which the ranks of this attempt were told to leave
+  std::set<std::string> refused_ids_;  // of hosts that came, and are of another job
   std::optional<int> exit_code_;
 };
 

@@ -24,14 +24,17 @@ FOLDER_OF = {
     "groups": "group",
     "hash": "base",
     "host": "base",
+    "launchers": "base",
     "line_channel": "membership",
     "lines": "membership",
     "owner_process": "base",
     "process_group_options": "base",
+    "process_signs": "base",
     "random_streams": "base",
     "ranges": "base",
     "start_thread": "base",
     "text": "base",
+    "variables": "base",
 }
 
 # What is not the library: its files may be of any size, and are users.

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/membership/address.h>
+
 #include "launch/job/ports.h"
 #include "launch/stranger.h"
 #include "support/processes.h"
@@ -133,6 +135,32 @@ TEST_CASE("a ddprun that is killed ends the job on all hosts", "[process]") {
       left.err, ContainsText(
                     lost == 0 ? "ddprun: lost node 0's ddprun at 127.0.0.1\n"
                               : "ddprun: the ddprun of node 1 is gone\n"));
+}
+
+TEST_CASE("two jobs of an engine at one endpoint do not mix", "[process]") {
+  const ReservedPort endpoint;
+  const auto of_job = [&](const std::string& number, int node, const std::string& script) {
+    auto command = host(node, endpoint, "1", script);
+    command.insert(command.begin(), {"env", "SLURM_JOB_ID=" + number});
+    return command;
+  };
+  Process first(of_job("1", 0, "exit 0"));
+  REQUIRE(eventually([&] {
+    return static_cast<bool>(ddp::membership::connect_to("127.0.0.1", endpoint.port()));
+  }));
+  const Ended other = run(of_job("2", 1, "echo started"));
+  CHECK(other.code == 1);
+  CHECK(other.out.empty());
+  CHECK_THAT(
+      other.err, ContainsText("--rdzv-id: expected that of the job at this endpoint") &&
+                     ContainsText("got 'SLURM_JOB_ID=2'"));
+  const Ended other_first = run(of_job("2", 0, "echo started"));
+  CHECK(other_first.code == 1);
+  CHECK_THAT(other_first.err, ContainsText("cannot listen on port"));
+  // Started by ssh, without the engine's variables.
+  const auto second = host(1, endpoint, "1", "exit 0");
+  CHECK(run(second).code == 0);
+  CHECK(first.wait().code == 0);
 }
 
 TEST_CASE("strangers and hosts that do not fit are refused, and the job continues", "[process]") {

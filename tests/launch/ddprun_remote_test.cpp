@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/system/host.h>
+
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -180,6 +182,26 @@ TEST_CASE("nothing is left when a client or this ddprun is killed", "[process]")
   CAPTURE(ended.out, ended.err);
   CHECK(ended.code == (killed == "client" ? 128 + SIGKILL : -SIGKILL));
   wait_until_gone(out);
+}
+
+TEST_CASE("where localhost is the first of several hosts, the others get its name", "[process]") {
+  const FakeRsh rsh;
+  const Ended job =
+      run(ddprun_sh({"-H", "localhost:1,other:1", "--rsh", rsh.path()}, "echo at $MASTER_ADDR"));
+  CAPTURE(job.out, job.err);
+  CHECK(job.code == 0);
+  const auto at = " at " + ddp::host_name();
+  CHECK(sorted_lines(job.out) == Words{"[0]" + at, "[1]" + at});
+}
+
+TEST_CASE("a client that passes no input on is told from a hang-up", "[process]") {
+  const FakeRsh rsh("exec sh -c \"$*\" </dev/null\n");
+  const Ended job = run(on_hosts(rsh, {}, "exec sleep 100"));
+  CAPTURE(job.out, job.err);
+  CHECK(job.code == 128 + SIGHUP);
+  CHECK_THAT(
+      job.err, ContainsText("ddprun: standard input has ended") &&
+                   ContainsText("--rsh has to pass input on") && !ContainsText("got SIGHUP"));
 }
 
 TEST_CASE("a host whose input ends gets SIGHUP for its ranks", "[process]") {

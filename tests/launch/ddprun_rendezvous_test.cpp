@@ -68,8 +68,8 @@ TEST_CASE("a host with another --rdzv-id is refused, and the others begin", "[pr
   const Ended stranger = run(host(endpoint, "1", "other", "exit 0"));
   CHECK(stranger.code == 1);
   CHECK_THAT(
-      stranger.err, ContainsText("closed the connection: expected the same --rdzv-id on all hosts, "
-                                 "got 'other' here\n"));
+      stranger.err, ContainsText("ddprun: --rdzv-id: expected that of the job at this endpoint, or "
+                                 "its --token, got 'other'. Give all hosts of a job the same"));
   Process second(host(endpoint, "1", "j", "exit 0")), third(host(endpoint, "1", "j", "exit 0"));
   CHECK(first.wait().code == 0);
   CHECK(second.wait().code == 0);

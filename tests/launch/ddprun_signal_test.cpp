@@ -138,13 +138,17 @@ TEST_CASE("SIGUSR1 does not cut off output that is still to be written", "[proce
   CHECK(std::count(ended.out.begin(), ended.out.end(), '\0') == 500000);
 }
 
-TEST_CASE("a rank that SIGUSR1 kills has failed", "[process]") {
-  Process job(ddprun_sh({"-n", "2"}, "echo pid $$; exec sleep 1000"));
+TEST_CASE("ranks that SIGUSR1 kills, for want of a handler, leave", "[process]") {
+  Process job(ddprun_sh({"-n", "2", "--max-restarts", "3"}, "echo pid $$; exec sleep 1000"));
   job.read_until("pid ", 2);
   job.send(SIGUSR1);
   const Ended ended = job.wait();
-  CHECK(ended.code == 128 + SIGUSR1);
-  CHECK_THAT(ended.err, ContainsText("was killed by signal 10 (SIGUSR1)"));
+  CHECK(ended.code == 128 + SIGTERM);
+  CHECK_THAT(
+      ended.err,
+      ContainsText("was killed by signal 10 (SIGUSR1); the job leaves and is not started "
+                   "again") &&
+          !ContainsText("restart 1"));
   check_gone(numbers_after(ended.out, "pid "));
 }
 

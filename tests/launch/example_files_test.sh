@@ -24,6 +24,10 @@ $3"
 for file in "$folder"/*.sh "$folder"/*.sbatch; do
   bash -n "$file" || fail "$file is no script"
 done
+# The time of another limit begins when the first rank has succeeded, too.
+for file in "$folder"/*.sbatch; do
+  grep -q '^[a-z ]*srun .*--wait=0 ' "$file" || fail "$file: expected srun --wait=0"
+done
 
 if [[ $mpirun != *NOTFOUND ]] && "$mpirun" --version | grep -q 'Open MPI'; then
   output=$(PATH="$(dirname "$mpirun"):$PATH" "$folder/openmpi.sh" 3 "$probe" 2>&1) || fail "openmpi.sh: $output"

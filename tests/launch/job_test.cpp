@@ -64,6 +64,10 @@ class Told {
   Job job_;
 };
 
+const std::string kOfOtherJob =
+    "finish 1 0 --rdzv-id: expected that of the job at this endpoint, or its --token, got 'other'. "
+    "Give all hosts of a job the same; two jobs need two ports.";
+
 }  // namespace
 
 TEST_CASE("a job of one host starts at once, and again after a failure", "[pure]") {
@@ -143,6 +147,35 @@ TEST_CASE("ranks that leave after a notice are not started again", "[pure]") {
   CHECK(job.to(1) == Lines{"say rank 0 (pid 10) exited with code 1"});
 }
 
+TEST_CASE("a rank that the notice itself ends leaves, for it had no handler yet", "[pure]") {
+  Told job(2, 3);
+  job.join(1, 0, "2 2 3");
+  job.join(2, 1, "2 2 3");
+  for (int rank = 0; rank < 4; ++rank) {
+    job.say(1 + rank / 2, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
+  }
+  job.to(1);
+  job.to(2);
+  job.say(1, "notice 10");
+  SECTION("by that signal") {
+    job.say(2, "exited 3 13 138 1 was killed by signal 10 (SIGUSR1)");
+    CHECK(
+        job.to(2) ==
+        Lines{
+            "say rank 3 (pid 13) was killed by signal 10 (SIGUSR1); the job leaves and "
+            "is not started again",
+            "finish 143 30000 "});
+    CHECK(job.exit_code() == 143);
+    job.say(1, "exited 1 11 138 1 was killed by signal 10 (SIGUSR1)");
+    CHECK(job.to(1) == Lines{"finish 143 30000 "});
+  }
+  SECTION("by another one") {
+    job.say(2, "exited 3 13 140 0 was killed by signal 12 (SIGUSR2)");
+    CHECK(job.to(2).back() == "stop");
+    CHECK(!job.exit_code());
+  }
+}
+
 TEST_CASE("after a notice a failure is one, and code 143 without a notice", "[pure]") {
   Told job(1, 3);
   job.join(1, 0, "1 2 3");
@@ -153,6 +186,9 @@ TEST_CASE("after a notice a failure is one, and code 143 without a notice", "[pu
     job.say(1, "exited 1 11 1 0 exited with code 1");
   }
   SECTION("no notice") { job.say(1, "exited 1 11 143 0 exited with code 143"); }
+  SECTION("no notice, and killed by such a signal") {
+    job.say(1, "exited 1 11 138 0 was killed by signal 10 (SIGUSR1)");
+  }
   SECTION("a notice of the attempt before") {
     job.say(1, "notice 10");
     job.say(1, "exited 1 11 1 0 exited with code 1");
@@ -191,12 +227,28 @@ TEST_CASE("hosts that restart together begin once all are there", "[pure]") {
     job.say(7, "host t 0 1");
     job.join(8, 2, "2 2 1");  // no such node
     CHECK(job.closed == std::vector<int>{2, 3, 4, 5, 6, 7, 8});
-    for (const int stranger : {5, 6, 7, 8}) CHECK(job.to(stranger).empty());
+    for (const int stranger : {6, 7, 8}) CHECK(job.to(stranger).empty());
+    CHECK(job.to(5) == Lines{kOfOtherJob});
   }
   SECTION("a host that is gone before that may come again") {
     job.join(2, 1, "2 2 1");
     CHECK(job.to(2) == Lines{"start 0 101"});
     CHECK(job.to(1) == Lines{"start 0 101"});
+  }
+  SECTION("hosts of two jobs come to one endpoint") {
+    job.say(2, "host other 0 1 2 2 1 0");
+    CHECK(job.to(2) == Lines{kOfOtherJob});
+    CHECK(job.closed == std::vector<int>{2});
+    job.say(3, "host other 0 1 2 2 1 0");
+    job.say(4, "host \x1b[2J 0 1 2 2 1 0");
+    // Its ranks run, and wait for their own job's coordinator.
+    job.say(5, "host third 0 1 2 2 1 2");
+    CHECK(job.to(5).empty());
+    job.pass(300000ms);
+    CHECK(
+        job.to(1) == Lines{"finish 1 0 expected 2 hosts within 5 minutes, got 1. Others came with "
+                           "the --rdzv-id 'other', and here it is 't': give all hosts of a job the "
+                           "same."});
   }
   SECTION("not all come in time") {
     REQUIRE(job.next_time() == 300000ms);
@@ -307,7 +359,7 @@ TEST_CASE("in a rendezvous hosts get their numbers in the order in which they co
   }
   SECTION("of another job: another token, or other options") {
     job.say(6, "host other 0 -1 3 2 1 0");
-    CHECK(job.to(6).empty());
+    CHECK(job.to(6) == Lines{kOfOtherJob});
     CHECK(job.closed == std::vector<int>{6});
     job.join(7, -1, "2 2 1");
     CHECK(

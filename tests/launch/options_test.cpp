@@ -283,6 +283,73 @@ TEST_CASE("a bad PET_* variable is an error that names it", "[pure][errors]") {
       error({"p"}, {{"PET_RDZV_BACKEND", "etcd-v2"}}),
       ContainsText("PET_RDZV_BACKEND: expected static or c10d, got 'etcd-v2'"));
   CHECK_THAT(error({"p"}, {{"PET_NODE_RANK", "2"}}), ContainsText("--node-rank: expected less"));
+  struct Bad {
+    const char* variable;
+    const char* value;
+    Words words;
+    PetVariables beside;
+    std::string said;
+  };
+  const std::vector<Bad> cases = {
+      {"PET_NNODES", "1:4", {}, {}, "PET_NNODES='1:4' as --nnodes: expected --elastic beside"},
+      {"PET_NNODES",
+       "2",
+       {},
+       {{"PET_MASTER_PORT", ""}},
+       "PET_NNODES='2' as --nnodes 2: expected --rdzv-endpoint, the same on every host, or "
+       "--master-addr and --master-port. --master-addr is PET_MASTER_ADDR='train-node-0-0.train'."},
+      {"PET_NPROC_PER_NODE",
+       "4,2,1",
+       {},
+       {},
+       "PET_NPROC_PER_NODE='4,2,1' as --nproc-per-node: expected one number, or one for each of "
+       "--nnodes (2), got '4,2,1'. --nnodes is PET_NNODES='2'."},
+      {"PET_NODE_RANK",
+       "2",
+       {},
+       {},
+       "PET_NODE_RANK='2' as --node-rank: expected less than --nnodes (2), got 2. --nnodes is "
+       "PET_NNODES='2'."},
+      {"PET_NODE_RANK",
+       "x",
+       {},
+       {},
+       "PET_NODE_RANK: expected a whole number from 0 to 65535, got 'x'"},
+      {"PET_RDZV_ENDPOINT", "h", {}, {}, "PET_RDZV_ENDPOINT: expected HOST:PORT"},
+      {"PET_RDZV_ENDPOINT", "h:0", {}, {}, "PET_RDZV_ENDPOINT='h:0' as --rdzv-endpoint: expected"},
+      {"PET_MASTER_PORT", "x", {}, {}, "PET_MASTER_PORT: expected a whole number from 1 to 65535"},
+      {"PET_RDZV_BACKEND", "etcd", {}, {}, "PET_RDZV_BACKEND: expected static or c10d, got 'etcd'"},
+      {"PET_RDZV_ID",
+       "a b",
+       {},
+       {},
+       "PET_RDZV_ID: expected a word without spaces and '/', got 'a b'"},
+      {"PET_RDZV_CONF", "x", {}, {}, "PET_RDZV_CONF='x' as --rdzv-conf: expected KEY=VALUE"},
+      {"PET_RDZV_CONF",
+       "join_timeout=0",
+       {"--max-restarts", "1"},
+       {},
+       "PET_RDZV_CONF='join_timeout=0' as --rdzv-conf: expected join_timeout to be 1 to 86400"},
+      {"PET_MAX_RESTARTS", "-1", {}, {}, "PET_MAX_RESTARTS: expected a whole number from 0"},
+      {"PET_LOG_DIR",
+       "x",
+       {"--no-prefix"},
+       {},
+       "PET_LOG_DIR='x' as --log-dir: expected no --no-prefix beside it"}};
+  for (const auto& bad : cases) {
+    auto words = bad.words;
+    words.push_back("p");
+    auto variables = bad.beside;
+    variables[bad.variable] = bad.value;
+    CAPTURE(bad.variable, bad.value);
+    CHECK_THAT(error(words, variables), ContainsText("ddprun: " + bad.said));
+  }
+  CHECK_THAT(
+      error({"--node-rank", "5", "p"}, {}),
+      ContainsText("ddprun: --node-rank: expected less than --nnodes (2), got 5. --nnodes is "
+                   "PET_NNODES='2'."));
+  const auto note = Parse({"p"}, with_pet(kTrainJob, {{"PET_RDZV_CONF", "timeout=9"}})).err;
+  CHECK_THAT(note, ContainsText("PET_RDZV_CONF='timeout=9' as --rdzv-conf timeout has no meaning"));
   // Not needed, so it does no harm.
   CHECK(Parse({"-n", "2", "p"}, with_pet(kTrainJob, {{"PET_NPROC_PER_NODE", "gpu"}})).accepted);
   CHECK(Parse({"p"}, with_pet(kTrainJob, {{"PET_NNODES", ""}, {"PET_NODE_RANK", ""}})).accepted);

@@ -1,5 +1,6 @@
 #include "launch/hosts/remote_command.h"
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -73,9 +74,16 @@ TEST_CASE("a host's line has its folder, variables, place and program", "[pure]"
 }
 
 TEST_CASE("a host's ddprun reads the line as it was meant", "[pure]") {
-  const Words line = {"-H",        "[::1]:4,b:2", "--elastic", "--min-ranks",  "3",  "--hold",
-                      "1.5",       "--wait",      "60",        "--lost-after", "20", "--no-prefix",
-                      "--rdzv-id", "j",           "--",        "--odd",        "-np"};
+  const Words line = {"-H",          "[fd00::1]:4,b:2",
+                      "--elastic",   "--min-ranks",
+                      "3",           "--hold",
+                      "1.5",         "--wait",
+                      "60",          "--lost-after",
+                      "20",          "--no-prefix",
+                      "--rdzv-id",   "j",
+                      "--rdzv-conf", "join_timeout=50",
+                      "--",          "--odd",
+                      "-np"};
   const auto whole = Parse(line).options;
   const Parse parse(host_arguments(whole, 1, 0));
   CAPTURE(parse.err);
@@ -86,9 +94,10 @@ TEST_CASE("a host's ddprun reads the line as it was meant", "[pure]") {
   CHECK(host.local_ranks == 2);
   CHECK(host.ranks_of_nodes == std::vector<int>{4, 2});
   CHECK(host.node_rank == 1);
-  CHECK(host.master_addr == "::1");
+  CHECK(host.master_addr == "fd00::1");
   CHECK(host.master_port == 0);
   CHECK(host.job_id == "j");
+  CHECK(host.join_timeout == std::chrono::seconds(50));
   CHECK_FALSE(host.prefix);
   CHECK(host.max_restarts == whole.max_restarts);
   CHECK(host.elastic->min_ranks == 3);

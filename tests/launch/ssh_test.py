@@ -76,12 +76,12 @@ class Server:
             server.wait()
 
 
-def run(arguments, script, *words):
+def run(arguments, script, *words, stderr=subprocess.STDOUT):
     """Starts two ranks on one host and one on the other, with a shell script as the program."""
     return subprocess.Popen(
         [ddprun, "-H", "127.0.0.1:2,localhost:1", *arguments, "sh", "-c", script, *words],
         env=server.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, encoding="utf8", cwd=server.folder)
+        stderr=stderr, encoding="utf8", cwd=server.folder)
 
 
 def lines_until(job, count, marker):
@@ -138,6 +138,13 @@ def ranks_see_the_job():
     check(sorted(out.splitlines()) == sorted(wanted), out)
 
 
+def streams_are_one_with_a_terminal():
+    for rsh, apart in (([], False), (["--rsh", "ssh -T -o LogLevel=ERROR"], True)):
+        out, err = run(rsh, "echo problem >&2", stderr=subprocess.PIPE).communicate(timeout=PATIENCE)
+        check("] problem" in (err if apart else out), rsh, out, err)
+        check("] problem" not in (out if apart else err), rsh, out, err)
+
+
 def failure_ends_all():
     job = run([], "echo pid $$; [ $RANK = 2 ] && exit 7; exec sleep 1000")
     out, _ = job.communicate(timeout=PATIENCE)
@@ -166,6 +173,7 @@ with tempfile.TemporaryDirectory() as folder:
     server = Server(pathlib.Path(folder))
     try:
         ranks_see_the_job()
+        streams_are_one_with_a_terminal()
         failure_ends_all()
         nothing_is_left(lambda job: job.send_signal(signal.SIGINT), 130)
         nothing_is_left(lambda job: job.send_signal(signal.SIGTERM), 143)

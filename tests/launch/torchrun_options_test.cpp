@@ -1,9 +1,13 @@
 // Command lines as torchrun's and mpirun's users write them.
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include <ddp/internal/system/host.h>
+
 #include "launch/environment.h"
+#include "launch/hosts/host_list.h"
 #include "launch/options.h"
 #include "launch/parse.h"
 #include "support/temporary_folder.h"
@@ -206,6 +210,53 @@ TEST_CASE("hosts and the ranks of each come from -H or a file", "[pure]") {
   CHECK(parse.options.command == Words{"p"});
 }
 
+TEST_CASE("the first host's address is one that the others reach", "[pure]") {
+  using ddp::launch::address_of_first;
+  CHECK(address_of_first({"user@a", "b"}, "own") == "a");
+  for (const char* name :
+       {"localhost", "user@localhost", "localhost.localdomain", "127.0.0.1", "::1"}) {
+    CAPTURE(name);
+    CHECK(address_of_first({name, "b"}, "own") == "own");
+    CHECK_THROWS_WITH(
+        address_of_first({name, "b"}, "localhost"), ContainsText("Give it, or --master-addr"));
+  }
+  CHECK(address_of_first({"localhosts", "b"}, "own") == "localhosts");
+  CHECK(address_of_first({"a", "localhost"}, "own") == "a");
+  // All are this host.
+  CHECK(address_of_first({"127.0.0.1", "localhost"}, "own") == "127.0.0.1");
+  CHECK(address_of_first({"localhost"}, "own") == "localhost");
+
+  const Words line = {"-H", "localhost:4,b:4", "p"};
+  CHECK(Parse(line).options.master_addr == ddp::host_name());
+  const Parse given({"-H", "localhost:4,b:4", "--master-addr", "10.0.0.1", "p"});
+  CHECK(given.options.master_addr == "10.0.0.1");
+}
+
+TEST_CASE("every other option of torchrun 2.11 is taken, and has no meaning here", "[pure]") {
+  const std::vector<Words> options = {
+      {"--local-ranks-filter", "0,1"},
+      {"--duplicate-stdout-filters", "a,b"},
+      {"--duplicate-stderr-filters", "a,b"},
+      {"--event-log-handler", "null"},
+      {"--logs-specs", "x"},
+      {"--numa-binding", "node"},
+      {"--signals-to-handle", "SIGTERM,SIGINT"},
+      {"--virtual-local-rank"}};
+  for (const auto& option : options) {
+    for (const bool has_underscores : {false, true}) {
+      Words words = option;
+      if (has_underscores) std::replace(words[0].begin() + 2, words[0].end(), '-', '_');
+      words.insert(words.end(), {"-n", "2", "p"});
+      const Parse parse(words);
+      CAPTURE(words, parse.err);
+      REQUIRE(parse.accepted);
+      CHECK(parse.err == "ddprun: " + option[0] + " has no meaning here\n");
+      CHECK(parse.options.local_ranks == 2);
+      CHECK(parse.options.command == Words{"p"});
+    }
+  }
+}
+
 TEST_CASE("what torchrun's and mpirun's lines may not say is refused", "[pure]") {
   const TemporaryFolder folder;
   const auto empty = folder.write("empty", "# nothing\n");
@@ -235,6 +286,7 @@ TEST_CASE("what torchrun's and mpirun's lines may not say is refused", "[pure]")
       {{"-n", "many", "p"}, {"auto, cpu, gpu", "'many'"}},
       {{"-m", "module"}, {"--nproc-per-node"}},
       {{"-n", "2", "-m", "module"}, {"unknown option '-m'", "python -m MODULE"}},
+      {{"-n", "2", "--run_path", "a.py"}, {"unknown option '--run_path'", "python SCRIPT"}},
       {{"-np", "2", "-n", "2", "p"}, {"--np", "--nproc-per-node"}},
       {{"-np", "2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "p"}, {"--np", "--nproc-per-node"}},
       {{"-H", "a:4,b:4", "-np", "9", "p"}, {"-H", "at most the hosts' 8 ranks", "'9'"}},

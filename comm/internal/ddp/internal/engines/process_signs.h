@@ -1,17 +1,24 @@
-#include "base/process_signs.h"
+// Other processes or hosts of a job, of which no launcher speaks. Without LibTorch, for ddprun
+// looks for them, too.
+#pragma once
 
 #include <algorithm>
-#include <charconv>
+#include <optional>
+#include <string>
 
+#include <ddp/internal/engines/variables.h>
 #include <ddp/internal/text.h>
 
-namespace ddp {
-namespace {
+namespace ddp::engines {
+
+/// Remedy for the PET_* variables, by which Kubeflow gives torchrun its options.
+inline constexpr const char* kDdprunTakesPet =
+    "Run ddprun ./train in each pod: it takes the PET_* variables as its options.";
 
 // How many processes or hosts a value names. 0: unknown.
 
 /// "10.0.0.4;10.0.0.5" and "10.0.0.4,10.0.0.5".
-int items_of(const std::string& value) {
+inline int items_of(const std::string& value) {
   int items = 0;
   bool in_item = false;
   for (const char c : value) {
@@ -23,7 +30,7 @@ int items_of(const std::string& value) {
 }
 
 /// The texts in JSON's arrays: of those in "cluster", if there is such an object.
-int texts_in_arrays(const std::string& json) {
+inline int texts_in_arrays(const std::string& json) {
   const auto cluster = json.find("\"cluster\"");
   const bool has_cluster = cluster != std::string::npos;
   int texts = 0, arrays = 0, objects = 0;
@@ -54,20 +61,20 @@ struct SizeSign {
   bool within_host = false;  // says nothing of other hosts
 };
 
-constexpr const char* kAzureRemedy =
+inline constexpr const char* kAzureRemedy =
     "Run mpirun ./train on the master node, or ddprun -n RANKS --nnodes NODES --node-rank R "
     "--rdzv-endpoint HOST0:29500 ./train on each node.";
-constexpr const char* kClusterRemedy =
+inline constexpr const char* kClusterRemedy =
     "Run ddprun -n RANKS --nnodes HOSTS --node-rank R --rdzv-endpoint HOST0:29500 ./train on each "
     "host: the variable has their names, and this one's number.";
-constexpr const char* kLsfRemedy =
+inline constexpr const char* kLsfRemedy =
     "Start it with mpirun or jsrun, or one ddprun a host by blaunch: ddprun -n RANKS --nnodes "
     "HOSTS --node-rank R --rdzv-endpoint HOST0:29500 ./train.";
-constexpr const char* kPbsRemedy =
+inline constexpr const char* kPbsRemedy =
     "Start it with mpirun, or one ddprun a host by pbsdsh: ddprun -n RANKS --nnodes HOSTS "
     "--node-rank R --rdzv-endpoint HOST0:29500 ./train.";
 
-constexpr SizeSign kSizeSigns[] = {
+inline constexpr SizeSign kSizeSigns[] = {
     {"PET_NNODES", number_in, nullptr, kDdprunTakesPet},
     {"PET_NPROC_PER_NODE", number_in, nullptr, kDdprunTakesPet, true},
     {"LSB_DJOB_NUMPROC", number_in, "LSF_PM_TASKID", kLsfRemedy},
@@ -95,10 +102,11 @@ struct NumberSign {
   const char* remedy;
 };
 
-constexpr NumberSign kNumberSigns[] = {
+inline constexpr NumberSign kNumberSigns[] = {
     {"JOB_COMPLETION_INDEX", 1, true,
      "Run ddprun -n RANKS --nnodes PODS --node-rank $JOB_COMPLETION_INDEX --rdzv-endpoint "
-     "POD0:29500 ./train in each pod, or ddprun -n 1 ./train where each pod trains for itself."},
+     "POD0:29500 ./train in each pod, or ddprun --standalone -n 1 ./train where each pod trains "
+     "for itself."},
     {"PMIX_RANK", 0, false,
      "Start it with a launcher that says how many ranks there are (ddprun, mpirun or srun), or set "
      "RANK and WORLD_SIZE."},
@@ -107,67 +115,45 @@ constexpr NumberSign kNumberSigns[] = {
     {"PBS_NODENUM", 1, false, kPbsRemedy},
 };
 
-std::string short_text(const std::string& value) {
-  constexpr size_t kMost = 200;
-  return value.size() <= kMost ? value : value.substr(0, kMost) + "...";
-}
+/// A variable that says so, and what to do.
+struct ProcessSign {
+  Setting found;
+  std::string meaning;  // "2 processes or hosts"
+  const char* remedy;   // a sentence
+};
 
-std::string problem_text(
-    const Setting& found, const std::string& meaning, const std::string& remedy) {
-  return ddp::str(
-      "init_process_group: expected RANK and WORLD_SIZE, or those of another launcher, in the "
-      "environment, got only ",
-      found.name, "=\"", short_text(found.value), "\", so there are ", meaning, ". ", remedy);
-}
+struct ProcessSigns {
+  std::optional<ProcessSign> certain;   // there are some
+  std::optional<ProcessSign> doubtful;  // there may be some
+};
 
-std::string size_problem(const Lookup& lookup, const SizeSign& sign, int& most) {
-  const auto found = read_variable(lookup, sign.variable);
-  if (!found || (sign.beside != nullptr && !read_variable(lookup, sign.beside))) return "";
-  const int count = sign.count(found->value);
-  if (!sign.within_host) most = std::max(most, count);
-  if (count <= 1) return "";
-  return problem_text(*found, ddp::str(count, " processes or hosts"), sign.remedy);
-}
-
-}  // namespace
-
-std::optional<Setting> read_variable(const Lookup& lookup, const std::string& name) {
-  auto value = lookup(name);
-  if (!value || value->empty()) return std::nullopt;
-  return Setting{name, std::move(*value)};
-}
-
-int number_in(const std::string& value) {
-  const auto begin = value.rfind(':') + 1;  // 0 without a colon
-  int number = 0;
-  const auto* end = value.data() + value.size();
-  const auto [stop, error] = std::from_chars(value.data() + begin, end, number);
-  return error == std::errc() && (stop == end || *stop == '(') ? std::max(number, 0) : 0;
-}
-
-ProcessSigns read_process_signs(const Lookup& lookup) {
+/// Looks for variables by which a system that runs one command on several hosts or pods says so.
+///
+/// Such a command is meant to be a launcher. A program in its place would train alone on each of
+/// them, and all would write to one folder.
+inline ProcessSigns find_process_signs(const Lookup& lookup) {
   ProcessSigns signs;
   int most = 0;
   for (const auto& sign : kSizeSigns) {
-    signs.problem = size_problem(lookup, sign, most);
-    if (!signs.problem.empty()) return signs;
+    auto found = read_variable(lookup, sign.variable);
+    if (!found || (sign.beside != nullptr && !read_variable(lookup, sign.beside))) continue;
+    const int count = sign.count(found->value);
+    if (!sign.within_host) most = std::max(most, count);
+    if (count <= 1) continue;
+    signs.certain = {std::move(*found), str(count, " processes or hosts"), sign.remedy};
+    return signs;
   }
   if (most > 0) return signs;  // one says that there is one
   for (const auto& sign : kNumberSigns) {
-    const auto found = read_variable(lookup, sign.variable);
+    auto found = read_variable(lookup, sign.variable);
     if (!found) continue;
-    const int number = number_in(found->value);
-    if (number >= sign.second) {
-      signs.problem = problem_text(*found, "several processes or pods", sign.remedy);
+    if (number_in(found->value) >= sign.second) {
+      signs.certain = {std::move(*found), "several processes or pods", sign.remedy};
       return signs;
     }
-    if (sign.first_is_doubtful) {
-      signs.doubt = ddp::str(
-          "init_process_group: this process is a world of one rank, but with ", found->name, "=\"",
-          found->value, "\" it may be the first of several that train alone. ", sign.remedy);
-    }
+    if (sign.first_is_doubtful) signs.doubtful = {std::move(*found), "", sign.remedy};
   }
   return signs;
 }
 
-}  // namespace ddp
+}  // namespace ddp::engines
