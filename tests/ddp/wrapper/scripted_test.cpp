@@ -1,8 +1,12 @@
 // TorchScript modules.
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <ddp/checkpointer.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/gradients.h>
+#include <ddp/zero.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
@@ -10,6 +14,7 @@
 #include "support/compare.h"
 #include "support/nets.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -139,6 +144,64 @@ TEST_CASE("a wrapped TorchScript module has the script's names, modes and copies
       results[0] == std::vector<std::string>{
                         "module.scale", "module.frozen", "module.inner.weight", "module.inner.mean",
                         "eval", "train", "copied", "trainable"});
+}
+
+TEST_CASE("a TorchScript module trains with what other modules have", "[ranks][ddp]") {
+  const auto way = GENERATE(as<std::string>(), "stage 1", "stage 2", "checkpoint", "clip");
+  CAPTURE(way);
+  const TemporaryFolder folder;
+  const auto results = run_ranks<Tensors>(2, [&](const Rank& self) {
+    Scripted model(make_script(kInPlace), in(self));
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (way == "stage 1" || way == "stage 2") {
+      optimizer = std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(
+          model, torch::optim::SGDOptions(0.1), ZeroOptions().stage(way == "stage 1" ? 1 : 2));
+    } else {
+      optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), 0.1);
+    }
+    const auto train = [&](Scripted& trained, int step) {
+      trained->zero_grad();
+      trained->forward({rows_for(self.rank, step)}).toTensor().square().mean().backward();
+      if (way == "clip") clip_grad_norm_(*trained, 1e9);
+      optimizer->step();
+    };
+    train(model, 0);
+    train(model, 1);
+    if (way != "checkpoint") {
+      train(model, 2);
+      return tensors_of(model->module());
+    }
+    const auto options = CheckpointerOptions().process_group(self.group);
+    Checkpointer checkpointer(folder.path(), options);
+    checkpointer.add("model", model);
+    checkpointer.save(2);
+    checkpointer.wait();
+    Scripted resumed(make_script(kInPlace), in(self));
+    Checkpointer reader(folder.path(), options);
+    reader.add("model", resumed);
+    reader.load_latest();
+    optimizer = std::make_unique<torch::optim::SGD>(resumed->parameters(), 0.1);
+    train(resumed, 2);
+    return tensors_of(resumed->module());
+  });
+  const auto expected = trained_alone(2, 3);
+  for (const auto& tensors : results) CHECK(largest_difference(tensors, expected) < 1e-14);
+}
+
+TEST_CASE("a TorchScript module computes in 16 bits", "[ranks][ddp]") {
+  const auto results = run_ranks<Tensors>(2, [&](const Rank& self) {
+    Scripted model(
+        make_script(kInPlace),
+        in(self).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16)));
+    const auto out = model->forward({rows_for(self.rank)}).toTensor();
+    out.square().mean().backward();
+    return Tensors{out.detach(), tensors_of(model->module())[0].grad()};
+  });
+  for (const auto& result : results) {
+    CHECK(result[0].scalar_type() == at::kBFloat16);  // the arguments were cast
+    CHECK(result[1].scalar_type() == at::kDouble);
+    CHECK(at::equal(result[1], results[0][1]));
+  }
 }
 
 TEST_CASE("a script that assigns to a buffer is an error that names it", "[ranks][ddp][errors]") {
