@@ -80,7 +80,10 @@ void carry_hooks(const torch::nn::Module& from, const torch::nn::Module& to) {
   const auto copies = to.named_parameters();
   for (const auto& item : from.named_parameters()) {
     const auto* copy = copies.find(item.key());
-    if (copy == nullptr || !item.value().defined()) continue;
+    // A parameter that never required a gradient has no place for hooks.
+    if (copy == nullptr || !item.value().defined() || !impl::get_autograd_meta(item.value())) {
+      continue;
+    }
     for (const auto& hook : impl::hooks(item.value())) {
       const auto* carried = dynamic_cast<const CarriedHook*>(hook.get());
       if (carried != nullptr) impl::add_hook(*copy, carried->copy());
