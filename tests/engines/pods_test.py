@@ -76,7 +76,11 @@ class Pod:
             text=True)
 
     def end(self):
-        output = self.process.communicate(timeout=PATIENCE)[0]
+        try:
+            output = self.process.communicate(timeout=PATIENCE)[0]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output = f"{self.process.communicate()[0]}it still ran after {PATIENCE} s"
         return self.process.returncode, output
 
 

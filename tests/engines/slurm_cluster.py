@@ -43,6 +43,8 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1000
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
+LaunchParameters=use_interactive_step
+InteractiveStepOptions="--interactive --preserve-env /bin/sh"
 ReturnToService=2
 KillWait=300
 TmpFS={folder}/tmp_%n
@@ -130,9 +132,13 @@ class Slurm:
 
     def run(self, *command):
         """(exit code, output) of a command on the login host."""
-        ended = subprocess.run(
-            self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=PATIENCE)
+        try:
+            ended = subprocess.run(
+                self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                timeout=PATIENCE)
+        except subprocess.TimeoutExpired as error:
+            printed = (error.output or b"").decode(errors="replace")  # bytes, whatever `text` says
+            raise AssertionError(f"{command} still ran after {PATIENCE} s:\n{printed}") from None
         return ended.returncode, ended.stdout
 
     def submit(self, *arguments):

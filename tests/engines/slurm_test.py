@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from slurm_cluster import PATIENCE, Slurm, in_namespaces_of_our_own, pids_of, wait_until
+from slurm_cluster import Slurm, in_namespaces_of_our_own, pids_of, wait_until
 
 BIN, FOLDER = map(os.path.abspath, sys.argv[1:3])
 PROBE, MNIST, MPI, ELASTIC = (f"{BIN}/{name}" for name in ("world_probe", "mnist", "mpi_world", "elastic"))
@@ -60,7 +60,7 @@ def killed_rank_is_named(slurm):
         lambda arguments, environment: arguments[0] == MNIST and environment.get("SLURM_PROCID") == "3")
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
-    step.wait(timeout=BOUND_OF_KILL)
+    wait_until("srun's end", lambda: step.poll() is not None, BOUND_OF_KILL, log.read_text)
     left = pids_of(lambda arguments, _: arguments[0] == MNIST)
     expect(not left, f"no rank once srun has ended, got {left}", log.read_text())
     expect(step.returncode != 0, "an error", log.read_text())
@@ -108,9 +108,14 @@ def batch_shell_without_srun_is_an_error(slurm):
 
 
 def allocation_starts_programs(slurm):
-    """A program alone is a world of one; mpirun starts ranks on both hosts, which find the first one."""
+    """A program alone is a world of one, also in the shell that salloc opens in a step of its own, with SLURM_PROCID.
+    srun there, and mpirun, start ranks on both hosts, which find the first one."""
     code, output = slurm.run("salloc", "-N", "2", "-n", "4", PROBE)
     expect(code == 0 and "rank 0 of 1 sum 0" in output, "a world of one", output)
+    code, output = slurm.run("sh", "-c", f"echo 'echo number $SLURM_PROCID; {PROBE}; srun {PROBE}' | salloc -N 2 -n 4")
+    expect("number 0\n" in output, "SLURM_PROCID in salloc's shell", output)
+    expect(code == 0 and "rank 0 of 1 sum 0" in output, "a world of one in the shell", output)
+    expect_world(4, output)
     code, output = slurm.run("salloc", "-N", "2", "-n", "4", "mpirun", "--allow-run-as-root", PROBE)
     expect(code == 0, "exit code 0 of mpirun", output)
     expect_world(4, output)
