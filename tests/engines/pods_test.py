@@ -5,12 +5,14 @@ usage: pods_test.py BIN LAUNCH_FOLDER [CONTROLLER...]. Exit code 77: skipped, no
 """
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
 import time
 
-from made_up_hosts import Hosts, in_namespaces_of_our_own
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from made_up_hosts import Hosts, in_namespaces_of_our_own  # noqa: E402
 
 BIN, FOLDER = map(os.path.abspath, sys.argv[1:3])
 PROBE, DDPRUN = f"{BIN}/world_probe", f"{BIN}/ddprun"
@@ -74,7 +76,11 @@ class Pod:
             text=True)
 
     def end(self):
-        output = self.process.communicate(timeout=PATIENCE)[0]
+        try:
+            output = self.process.communicate(timeout=PATIENCE)[0]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output = f"{self.process.communicate()[0]}it still ran after {PATIENCE} s"
         return self.process.returncode, output
 
 
@@ -90,10 +96,10 @@ def run(hosts, name):
 
 if __name__ == "__main__":
     in_namespaces_of_our_own()
-    with Hosts(*PODS, aliases=ALIASES) as made_up:
-        for controller in CONTROLLERS:
-            if len(sys.argv) > 3 and controller not in sys.argv[3:]:
-                continue
-            began = time.monotonic()
-            run(made_up, controller)
-            print(f"{controller}: {time.monotonic() - began:.1f} s", flush=True)
+    made_up = Hosts(*PODS, aliases=ALIASES)
+    for controller in CONTROLLERS:
+        if len(sys.argv) > 3 and controller not in sys.argv[3:]:
+            continue
+        began = time.monotonic()
+        run(made_up, controller)
+        print(f"{controller}: {time.monotonic() - began:.1f} s", flush=True)

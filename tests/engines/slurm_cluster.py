@@ -1,14 +1,20 @@
 """SLURM on two made-up hosts: munged, slurmctld on "login", slurmd on "node0" and "node1".
 
-No systemd, no control groups, no accounting. What is in the files is what SLURM 22.05 needs; see its manual.
+No systemd, no control groups, no accounting. What is in the files is what SLURM 22.05 needs; see its manual. KillWait,
+after which SLURM kills what SIGTERM has not ended, is longer than a case waits: ranks that need it fail their case.
 """
 
+import contextlib
 import os
+import pathlib
 import shutil
+import signal
 import subprocess
+import sys
 import time
 
-from made_up_hosts import Hosts, skip
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from made_up_hosts import Hosts, in_namespaces_of_our_own, pids_of, skip  # noqa: E402,F401 for the cases, too
 
 PATIENCE = 60  # seconds, for what takes less than one
 
@@ -33,12 +39,14 @@ JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000,bf_interval=1
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
+LaunchParameters=use_interactive_step
+InteractiveStepOptions="--interactive --preserve-env /bin/sh"
 ReturnToService=2
-KillWait=5
+KillWait=300
 TmpFS={folder}/tmp_%n
 NodeName=node[0-1] CPUs=8 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
@@ -75,7 +83,7 @@ class Slurm:
         self._start_munge()
         self.hosts.run(*self.hosts.on("login", "slurmctld", "-c"))
         for node in ("node0", "node1"):
-            self.hosts.run(*self.hosts.on(node, "slurmd"))
+            self.start(node)
         wait_until("two idle nodes", self.is_idle, text=self.logs)
 
     def __enter__(self):
@@ -84,7 +92,17 @@ class Slurm:
     def __exit__(self, *error):
         if error[0]:
             print(self.logs())
-        self.hosts.__exit__(*error)
+
+    def start(self, node):
+        self.hosts.run(*self.hosts.on(node, "slurmd"))
+
+    def lose(self, node):
+        """Ends all that runs on the host, and has the controller know it, which would wait for SlurmdTimeout."""
+        while pids := self.hosts.run("ip", "netns", "pids", node).split():
+            for pid in map(int, pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def is_idle(self):
         return self.ask("sinfo", "-h", "-o", "%T%D").strip() == "idle2"
@@ -114,9 +132,13 @@ class Slurm:
 
     def run(self, *command):
         """(exit code, output) of a command on the login host."""
-        ended = subprocess.run(
-            self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=PATIENCE)
+        try:
+            ended = subprocess.run(
+                self.hosts.on("login", *command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                timeout=PATIENCE)
+        except subprocess.TimeoutExpired as error:
+            printed = (error.output or b"").decode(errors="replace")  # bytes, whatever `text` says
+            raise AssertionError(f"{command} still ran after {PATIENCE} s:\n{printed}") from None
         return ended.returncode, ended.stdout
 
     def submit(self, *arguments):
@@ -145,10 +167,14 @@ class Job:
     def wait_for(self, text):
         return wait_until(f"'{text}' from job {self.id}", lambda: text in self.text(), text=self.text)
 
-    def end(self):
+    def processes(self):
+        """Its processes on all hosts: ranks, srun and script."""
+        return pids_of(lambda _, environment: environment.get("SLURM_JOB_ID") == self.id)
+
+    def end(self, seconds=PATIENCE):
         """The states in which all its jobs have ended, as one word where they are one."""
         def ended():
             states = self.states()
             return set(states) if states and set(states) <= ENDS else None
 
-        return " ".join(wait_until(f"the end of job {self.id}", ended, text=self.text))
+        return " ".join(wait_until(f"the end of job {self.id}", ended, seconds, self.text))

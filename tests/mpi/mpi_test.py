@@ -7,12 +7,16 @@ such MPIRUN. Run all cases with those of MPICH by hand: they find out which MPI 
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from made_up_hosts import Hosts, in_namespaces_of_our_own  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 MPIRUN, BIN, CASE = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
@@ -197,60 +201,21 @@ def examples():
             fail(f"expected 4 losses that fall, got {losses}: {trained.output}")
 
 
-class TwoHosts:
-    """Two network namespaces with a link between them; MPI's launcher starts ranks in both."""
-
-    NETWORK = "10.215.0"
-
-    def __enter__(self):
-        self.names = [f"ddp_mpi_{os.getpid()}_{side}" for side in (0, 1)]
-        self.folder = tempfile.TemporaryDirectory()
-        try:
-            for name in self.names:
-                self.ip("netns", "add", name)
-            self.ip("link", "add", "link0", "netns", self.names[0], "type", "veth", "peer", "name", "link1", "netns",
-                    self.names[1])
-            for side, name in enumerate(self.names):
-                self.ip("-n", name, "address", "add", f"{self.address(side)}/24", "dev", f"link{side}")
-                for link in ("lo", f"link{side}"):
-                    self.ip("-n", name, "link", "set", link, "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.__exit__()
-            print(f"skipped: cannot make network namespaces: {error}")
-            sys.exit(77)
-        # In place of ssh: HOST COMMAND.
-        self.agent = pathlib.Path(self.folder.name) / "agent"
-        self.agent.write_text(f"#!/bin/sh\nshift\nexec ip netns exec {self.names[1]} sh -c \"$*\"\n")
-        self.agent.chmod(0o755)
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
-        self.folder.cleanup()
-
-    def ip(self, *words):
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    def address(self, side):
-        return f"{self.NETWORK}.{side + 1}"
-
-    def run(self, ranks, *command):
-        """An even number of ranks, of which the second half is on the second host."""
-        hosts = ",".join(f"{self.address(side)}:{ranks // 2}" for side in (0, 1))
-        network = f"{self.NETWORK}.0/24"
-        return Ended(
-            "ip", "netns", "exec", self.names[0], MPIRUN, "--host", hosts, "-n", ranks,
-            "--mca", "plm_rsh_agent", self.agent, "--mca", "btl", "tcp,self",
-            "--mca", "oob_tcp_if_include", network, "--mca", "btl_tcp_if_include", network, *command)
-
-
 def two_hosts():
+    """MPI's launcher starts ranks on two made-up hosts."""
     if not is_open_mpi():
         fail("this case knows the options of Open MPI's launcher")
-    with TwoHosts() as hosts:
-        hosts.run(4, BIN / "mpi_world", "collectives").says("ok collectives", times=4)
-        hosts.run(4, BIN / "mpi_world", "meet_for_others").says("ok meet_for_others", times=4)
+    in_namespaces_of_our_own()
+    hosts = Hosts("host0", "host1")
+    agent = hosts.folder / "agent"  # in place of ssh: HOST COMMAND
+    agent.write_text(f"#!/bin/sh\nshift\nexec {shlex.join(hosts.on('host1', 'sh', '-c'))} \"$*\"\n")
+    agent.chmod(0o755)
+    for case in ("collectives", "meet_for_others"):
+        # The second half of the ranks is on the second host.
+        Ended(*hosts.on(
+            "host0", MPIRUN, "--host", "host0:2,host1:2", "-n", 4, "--mca", "plm_rsh_agent", agent,
+            "--mca", "btl", "tcp,self", "--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0",
+            BIN / "mpi_world", case)).says(f"ok {case}", times=4)
 
 
 CASES = {

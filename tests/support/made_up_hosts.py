@@ -1,7 +1,7 @@
 """Made-up hosts on one machine: a network, UTS and mount namespace each, with shared memory of its own.
 
 All of them live in namespaces of this test alone, with process numbers of their own: when the test ends, by
-whatever end, the kernel ends each process of each host, and no file, link or mount is left.
+whatever end, the kernel ends each process of each host, and no file, link or mount is left. As root.
 """
 
 import os
@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 
 NETWORK = "10.86.0"
 SKIPPED = 77
@@ -24,8 +23,10 @@ def in_namespaces_of_our_own():
     """Runs this script again as the first process of new namespaces, and ends as it does."""
     if os.environ.pop("DDP_IN_NAMESPACES", None):
         return
-    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net", "--uts"]
-    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "ip"))) or subprocess.run(
+    # unshare outlives a parent that is killed, if nothing tells it.
+    unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc",
+               "--net", "--uts"]
+    if os.geteuid() != 0 or not all(map(shutil.which, ("setpriv", "unshare", "nsenter", "ip"))) or subprocess.run(
             [*unshare, "ip", "link", "add", "probe", "type", "bridge"], capture_output=True).returncode:
         skip("no network namespaces here")
     environment = {**os.environ, "DDP_IN_NAMESPACES": "yes"}
@@ -33,20 +34,21 @@ def in_namespaces_of_our_own():
 
 
 class Hosts:
-    """Hosts by name, which reach each other by their names.
+    """Hosts by name, which reach each other by their names over eth0. They have a folder in common.
 
-    on(host, *command) is the command that runs `command` there.
+    on(host, *command) is the command that runs `command` there, in the process that is started.
     """
 
     def __init__(self, *names, aliases=None):
         self.names = names
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ddp_hosts_"))
-        self.table = self.folder / "hosts"
+        self.run("mount", "-t", "tmpfs", "tmpfs", "/run")
+        self.folder = pathlib.Path("/run/ddp_hosts")
+        self.folder.mkdir()
+        table = self.folder / "hosts"
         lines = ["127.0.0.1 localhost"]
         lines += [" ".join([self.address(name), name, *(aliases or {}).get(name, [])]) for name in names]
-        self.table.write_text("\n".join(lines) + "\n")
-        self.run("mount", "-t", "tmpfs", "tmpfs", "/run")
-        self.run("mount", "--bind", self.table, "/etc/hosts")
+        table.write_text("\n".join(lines) + "\n")
+        self.run("mount", "--bind", table, "/etc/hosts")
         self.run("ip", "link", "add", "bridge0", "type", "bridge")
         self.run("ip", "link", "set", "bridge0", "up")
         self.run("ip", "link", "set", "lo", "up")
@@ -57,12 +59,6 @@ class Hosts:
             self.run("ip", "-n", name, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
                 self.run("ip", "-n", name, "link", "set", link, "up")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def address(self, name):
         return f"{NETWORK}.{10 + self.names.index(name)}"
