@@ -177,7 +177,7 @@ def main():
     parser.add_argument("--only", default="", help="meshes whose names match this expression")
     arguments = parser.parse_args()
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
-        text.write((ROOT / "README.md").read_text()[:8000])
+        text.write((ROOT / "docs/wrapper.md").read_text()[:8000])
         text.flush()
         host = Host(arguments.bin, text.name)
         host.learn_model()

@@ -37,6 +37,6 @@ set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6${ddp_libc}, libstdc++6${ddp_libstdcxx}")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "g++, cmake (>= 3.25), libcli11-dev")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "${PROJECT_DESCRIPTION}
  Built with LibTorch ${Torch_VERSION}, which is not part of the package: give
- CMake the folder of that version, as the README in /usr/share/ddp says.")
+ CMake the folder of that version, as docs/building.md in /usr/share/ddp says.")
 
 include(CPack)

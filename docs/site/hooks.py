@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 from pages import LINK, is_relative, lines_of_text, links, pages  # noqa: E402
 
-PICTURES = "benchmarks/plots/*.svg"
+PICTURES = ("benchmarks/plots/*.svg", "docs/*.svg")
 LANGUAGES = {
     ".cpp": "cpp", ".h": "cpp", ".cmake": "cmake", ".py": "python", ".sh": "bash",
     ".sbatch": "bash", ".yaml": "yaml", ".txt": "cmake",
@@ -25,7 +25,7 @@ def on_files(files, config):
     have = set(pages(ROOT))
     for page in have:
         files.append(File.generated(config, page, abs_src_path=str(ROOT / page)))
-    for picture in sorted(ROOT.glob(PICTURES)):
+    for picture in sorted(path for pattern in PICTURES for path in ROOT.glob(pattern)):
         path = picture.relative_to(ROOT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(picture)))
         have.add(path)
