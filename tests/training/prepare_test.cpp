@@ -339,6 +339,33 @@ TEST_CASE("accumulated batches train as one large batch", "[ranks][prepare]") {
   }
 }
 
+TEST_CASE("batches weigh by their share of a step's samples", "[ranks][prepare]") {
+  Settings settings;
+  settings.batch_size = 4;
+  settings.accumulate = 2;
+  settings.drop_last = GENERATE(false, true);  // batches of 2, 2, 2 and 1; of 2, 2 and 2
+  CAPTURE(settings.drop_last);
+  const auto results = run_ranks<std::vector<double>>(2, [&](const Rank& self) {
+    Counting counting(self, 14, settings);
+    auto& run = counting.run;
+    std::vector<double> gradients;
+    for (auto& batch : run.loader(0)) {
+      (void)batch;
+      run.zero_grad();
+      run.backward(run.model()->forward(at::ones({1, 1})).sum());
+      gradients.push_back(counting.net->weight.grad().item<double>());
+    }
+    return gradients;
+  });
+  for (const auto& gradients : results) {
+    REQUIRE(gradients.size() == (settings.drop_last ? 3U : 4U));
+    CHECK(gradients[0] == Approx(0.5));
+    CHECK(gradients[1] == Approx(1.0));
+    CHECK(gradients[2] == Approx(settings.drop_last ? 1.0 : 2.0 / 3));
+    CHECK(gradients.back() == Approx(1.0));
+  }
+}
+
 TEST_CASE("gather_for_metrics returns every sample once", "[ranks][prepare]") {
   const int ranks = GENERATE(1, 2, 3);
   const int64_t samples = GENERATE(1, 2, 5, 12, 13, 25);

@@ -156,9 +156,9 @@ std::shared_ptr<PreparedState> make_state(
       options.drop_last(), options.workers() > 0 || options.device().has_value()});
 }
 
-/// How the sampler and the loader deal samples out.
+/// How the sampler and the loader together deal samples out.
 struct Share {
-  int64_t samples;  // of this rank
+  int64_t samples;  // of this rank, in batches
   int64_t batches;
   int64_t padding;  // repeated samples, of all ranks together: the last ones of the last batch
 };
@@ -167,8 +167,8 @@ Share share_of(const PreparedState& state, int64_t offset) {
   const int64_t ranks = state.group->getSize();
   const int64_t rest = std::max<int64_t>(state.dataset_size - offset, 0);
   if (state.drop_last) {
-    const int64_t samples = rest / ranks;
-    return {samples, samples / state.rows, 0};
+    const int64_t batches = rest / ranks / state.rows;
+    return {batches * state.rows, batches, 0};
   }
   const int64_t samples = (rest + ranks - 1) / ranks;
   return {samples, (samples + state.rows - 1) / state.rows, samples * ranks - rest};

@@ -182,12 +182,15 @@ class DDP_API PreparedBase {
   PreparedBase(
       std::shared_ptr<DistributedDataParallelBase> model, torch::optim::Optimizer& optimizer,
       std::optional<size_t> dataset_size, const PrepareOptions& options);
+  /// Before a loop.
   PreparedBase(PreparedBase&&) = default;
   ~PreparedBase() = default;
 
   /// How this rank's loader draws.
   torch::data::DataLoaderOptions loader_options() const;
+  /// The ranks that train together.
   const ProcessGroup& group() const;
+  /// What its loops and it share.
   const std::shared_ptr<detail::PreparedState>& state() const { return state_; }
 
  private:
@@ -229,6 +232,10 @@ class Prepared : public PreparedBase {
     /// As of torch::data's loaders.
     using Iterator = torch::data::Iterator<Batch>;
 
+    /// See `loader`.
+    Epoch(std::shared_ptr<detail::PreparedState> state, Loader& loader, Ahead* ahead, int64_t epoch)
+        : state_(std::move(state)), loader_(loader), ahead_(ahead), epoch_(epoch) {}
+
     /// Begins the epoch. An iterator that another begin() has given before is of no use then.
     Iterator begin() { return ahead_ ? begin_at(*ahead_) : begin_at(loader_); }
     /// What begin()'s iterator equals after the last batch.
@@ -237,11 +244,6 @@ class Prepared : public PreparedBase {
     }
 
    private:
-    friend class Prepared;
-
-    Epoch(std::shared_ptr<detail::PreparedState> state, Loader& loader, Ahead* ahead, int64_t epoch)
-        : state_(std::move(state)), loader_(loader), ahead_(ahead), epoch_(epoch) {}
-
     template <typename From>
     Iterator begin_at(From& from) {
       auto pass = std::make_shared<detail::PreparedPass>(state_, epoch_);
