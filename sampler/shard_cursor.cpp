@@ -103,6 +103,11 @@ int64_t ShardCursor::size() const {
   return sample_count(shard_at(/*offset=*/0));
 }
 
+int64_t ShardCursor::offset() const {
+  const std::lock_guard lock(mutex_);
+  return visit_ ? visit_->start.offset : next_.offset;
+}
+
 void ShardCursor::reset(std::optional<size_t> new_size) {
   const std::lock_guard lock(mutex_);
   reset_locked(new_size);

@@ -37,6 +37,7 @@ class ShardCursor {
   std::optional<std::vector<size_t>> next_of(size_t global);
   void consume(size_t samples);
   int64_t size() const;
+  int64_t offset() const;
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

@@ -191,6 +191,8 @@ void ShardedSampler::consume(size_t samples) { cursor_->consume(samples); }
 
 size_t ShardedSampler::size() const { return static_cast<size_t>(cursor_->size()); }
 
+size_t ShardedSampler::offset() const { return static_cast<size_t>(cursor_->offset()); }
+
 void ShardedSampler::save(torch::serialize::OutputArchive& archive) const {
   cursor_->save(archive);
 }

@@ -43,6 +43,21 @@ TEST_CASE("a second epoch in the same order warns once", "[sampler][errors]") {
   CHECK(warnings.texts.size() == 1);
 }
 
+TEST_CASE("offset is where the last reset began", "[sampler][pure]") {
+  DistributedSampler sampler(10, first_of_two());
+  sampler.reset();
+  sampler.next(2);
+  CHECK(sampler.offset() == 0);
+  DistributedSampler resumed(10, first_of_two());
+  load(resumed, saved(sampler));
+  CHECK(resumed.offset() == 4);
+  CHECK(epoch_of(resumed).size() == 3);
+  CHECK(resumed.offset() == 4);
+  resumed.set_epoch(1);
+  resumed.reset();
+  CHECK(resumed.offset() == 0);
+}
+
 TEST_CASE("no warning where the order was chosen or cannot differ", "[sampler][pure]") {
   Warnings warnings;
   DistributedSampler called(10, first_of_two());

@@ -126,6 +126,10 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   /// \return how many samples this rank draws per epoch: `len()` in Python.
   size_t size() const;
 
+  /// \return the position of the epoch's order at which the last `reset` began: 0, and above it
+  ///         after `load` or `rebind` in the middle of an epoch.
+  size_t offset() const;
+
   /// Writes the epoch, the position within it, and all that decides the epoch's order.
   ///
   /// Save between two steps, when every rank has consumed the same number of samples: rank 0's file

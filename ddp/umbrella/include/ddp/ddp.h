@@ -57,6 +57,7 @@
 #include <ddp/power_sgd.h>
 #include <ddp/preemption_notice.h>
 #include <ddp/prefetch.h>
+#include <ddp/prepare.h>
 #include <ddp/process_group.h>
 #include <ddp/profiler.h>
 #include <ddp/reduction_stats.h>
