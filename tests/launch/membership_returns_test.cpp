@@ -105,6 +105,90 @@ TEST_CASE("a process that says hello again is the same one", "[pure]") {
   CHECK(job.let_go == std::vector<int>{13});
 }
 
+TEST_CASE("a process that says hello again on its own connection is the same one", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.hello(0, 0);
+  job.hello(1, 1);
+  job.hello(1, 1);
+  CHECK(job.you.slot == 1);
+  for (const int process : {0, 1}) job.say(process, Waits{});
+  CHECK(job.form.generation == 1);
+  job.hello(1, 1);
+  CHECK(job.forms == 3);  // it hears it again
+  job.enter({0, 1});
+  SECTION("hello") { job.hello(1, 1); }
+  SECTION("back") { job.come_back(1, 1, 1, true); }
+  job.pass(60s, {0, 1});
+  CHECK(job.gather.generation == 0);
+  CHECK(job.closed.empty());
+  CHECK(job.let_go.empty());
+  CHECK(job.killed.empty());
+}
+
+TEST_CASE("a connection on which a second process speaks is closed", "[pure]") {
+  Job job(limits_of(2, 1));
+  SECTION("before the first generation") {
+    for (const int process : {0, 1}) job.hello(process, process);
+    SECTION("a process that has its own connection") { job.say(1, Hello{"t", 1, 0, 100, "h"}); }
+    SECTION("a new process") { job.say(1, Hello{"t", 99, -1, 200, "h"}); }
+    job.say(1, Waits{});  // it was read with the other line
+    job.say(11, Hello{"t", 2, 1, 101, "h"});
+    job.say(0, Waits{});
+    CHECK(job.form.generation == 0);
+    job.say(11, Waits{});
+  }
+  SECTION("while all train") {
+    job.begin(2);
+    SECTION("a process that has its own connection") { job.come_back(0, 1, 1, true); }
+    SECTION("the same, with a hello") { job.say(1, Hello{"t", 1, 0, 100, "h"}); }
+    SECTION("a new process") { job.say(1, Hello{"t", 99, -1, 200, "h"}); }
+    SECTION("a process of an earlier coordinator") { job.come_back(98, 1, 1, true); }
+    job.say(1, Done{});
+    job.close(1);
+    job.come_back(1, 11, 1, true);
+    job.pass(60s, {0, 11});
+    CHECK(job.gather.generation == 0);
+    for (const int connection : {0, 11}) job.say(connection, Done{});
+    REQUIRE(job.finish);
+    CHECK(job.finish->code == 0);
+  }
+  CHECK(job.slots() == std::vector<int>{0, 1});
+  CHECK(job.let_go.front() == 1);
+  CHECK(job.killed.empty());
+}
+
+TEST_CASE("the text to a connection on which a second process speaks", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.say(1, Hello{"t", 99, -1, 200, "h"});
+  CHECK(job.let_go == std::vector<int>{1});
+  CHECK(job.closed == std::vector<int>{1});
+  CHECK(job.end.code == 2);
+  CHECK(
+      job.end.why.value ==
+      "connection of rank 1: expected lines of one process, got another one's. Connect each "
+      "process by itself");
+  job.pass(1500ms, {0});
+  CHECK(job.killed.empty());
+  job.pass(500ms, {0});  // it does not come back
+  CHECK(job.killed == std::vector<int>{101});
+}
+
+TEST_CASE("a process that was let go while its connection was broken has left", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.hello(0, 0);
+  job.hello(1, 1);
+  job.close(1);
+  job.want_to_leave(1);
+  CHECK(job.let_go == std::vector<int>{1});
+  job.say(11, Hello{"t", 2, 1, 101, "h"});
+  CHECK(job.let_go == std::vector<int>{1, 11});
+  CHECK(job.end.code == 0);
+  job.say(12, Hello{"t", 99, 1, 101, "h"});  // a new one, with the number of a process that is gone
+  CHECK(job.you.slot == 1);
+  CHECK(job.let_go == std::vector<int>{1, 11});
+}
+
 TEST_CASE("a coordinator that did not run for a while hears all before it judges", "[pure]") {
   Job job(limits_of(2, 1));
   job.begin(2);
