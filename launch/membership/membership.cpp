@@ -39,7 +39,7 @@ void Membership::on_message(Time now, Connection from, const MemberMessage& mess
   const auto found = peers_.find(from);
   const bool is_known = found != peers_.end();
   const auto introduced = introduced_by(message);
-  // What was read before it was closed.
+  // The line was read before its connection was closed.
   if (is_known && found->second.away_since) return orders_.push_back(Close{from});
   if (is_known && introduced && *introduced != found->second.place.id) {
     return refuse_second_process(now, found->second);

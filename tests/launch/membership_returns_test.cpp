@@ -7,7 +7,7 @@
 
 #include "launch/job/job.h"
 #include "launch/membership_job.h"
-#include "launch/membership_simulator.h"
+#include "launch/simulator/simulation.h"
 
 #include "support/catch.h"
 

@@ -6,7 +6,7 @@
 #include "comm/membership/member.h"
 #include "launch/job/job.h"
 #include "launch/membership_job.h"
-#include "launch/membership_simulator.h"
+#include "launch/simulator/simulation.h"
 
 #include "support/catch.h"
 
