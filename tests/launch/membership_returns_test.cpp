@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/job/job.h"
+#include "launch/launched_job.h"
 #include "launch/membership_job.h"
 #include "launch/simulator/simulation.h"
 
@@ -214,37 +214,12 @@ TEST_CASE("a coordinator that did not run for a while hears all before it judges
 
 TEST_CASE(
     "a job goes on without a start that failed, and without the coordinator's file", "[pure]") {
-  ddp::launch::LaunchOptions options;
-  options.local_ranks = 2;
-  options.max_restarts = 10;
-  options.command = {"train"};
-  options.elastic.emplace();
-  options.elastic->max_ranks = 2;
-  options.elastic->min_ranks = 1;
-  std::vector<std::string> told;  // the launcher
-  ddp::launch::Job::Wires wires;
-  wires.send = [&](int client, const std::string& line) {
-    if (client == 9) told.push_back(line);
-  };
-  wires.close = wires.watch = [](int) {};
-  wires.remember = [](const Remembered&) { throw std::runtime_error("--state: no room"); };
-  wires.new_port = [] { return 1; };
-  wires.say = [](const std::string&) {};
-  wires.reached_at = [](int) { return std::string("127.0.0.1"); };
-  ddp::launch::Job job(options, "t", wires, 0ms);
-  job.on_line(0ms, 9, "host t 1 0 1 2 10 0");
-  for (const int rank : {0, 1}) {
-    job.on_line(0ms, 9, "started " + std::to_string(rank) + " " + std::to_string(100 + rank));
-    const auto id = static_cast<ProcessId>(rank + 1);
-    job.on_line(0ms, rank, line_of(MemberMessage(Hello{"t", id, rank, 100 + rank, "h"})));
-    job.on_line(0ms, rank, "waits");
-  }
-  for (const char* line : {"met 1", "entered 1"}) {
-    for (const int rank : {0, 1}) job.on_line(0ms, rank, line);
-  }
-  job.on_line(0ms, 9, "exited 1 101 137 0 was killed");
+  LaunchedJob job([](const Remembered&) { throw std::runtime_error("--state: no room"); });
+  job.begin();
+  const auto& told = job.told;
+  job.say(0ms, 9, "exited 1 101 137 0 was killed");
   CHECK(told.back() == "replace 1 1 1");
-  job.on_line(6000ms, 9, "exited 1 0 1 0 could not be started: no descriptor is left");
+  job.say(6000ms, 9, "exited 1 0 1 0 could not be started: no descriptor is left");
   const auto said = told.at(told.size() - 2);
   CHECK(
       said ==

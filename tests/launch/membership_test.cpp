@@ -5,6 +5,7 @@
 
 #include "comm/membership/member.h"
 #include "launch/job/job.h"
+#include "launch/launched_job.h"
 #include "launch/membership_job.h"
 #include "launch/simulator/simulation.h"
 
@@ -391,6 +392,22 @@ TEST_CASE("the job ends once all are done, and does not wait for ever for the la
   }
   REQUIRE(job.finish);
   CHECK(job.finish->code == 0);
+}
+
+TEST_CASE("a rank that fails once all are done is named, and gives its exit code", "[pure]") {
+  LaunchedJob job;
+  job.begin();
+  job.say(0ms, 0, "done");
+  SECTION("it was done, too") { job.say(0ms, 1, "done"); }
+  SECTION("it was in the last step") {}
+  job.say(0ms, 9, "exited 1 101 137 0 was killed");
+  CHECK(
+      job.told.back() ==
+      "say rank 1 (pid 101) was killed; the job is done, so no other one is started");
+  CHECK(!job.exit_code());
+  job.say(0ms, 9, "exited 0 100 0 0 ended");
+  CHECK(job.told.back() == "finish 137 0 ");
+  CHECK(job.exit_code() == 137);
 }
 
 TEST_CASE("user code that throws on all ranks ends the job with the first text", "[pure]") {
