@@ -233,7 +233,7 @@ void Job::on_member_exited(Client client, const Exit& exit) {
   const bool leaves = leaving_.count(exit.rank) > 0;
   if (exit.code != 0 && (state_ == State::Draining || leaves)) {
     if (code_ == 0) code_ = exit.code;
-    tell(exit.report());
+    tell(exit.report() + (leaves ? "" : "; the job is done, so no other one is started"));
   } else if (!as_expected && state_ == State::Training && !leaves) {
     return established ? replace(client, exit) : fail(client, exit);
   }

@@ -48,6 +48,7 @@ void Membership::drop_member(Time now, Connection connection, const std::string&
 void Membership::let_go(Connection connection) {
   const auto peer = peers_.find(connection);
   finished_.insert({peer->second.place.slot, peer->second.pid});
+  left_.insert(peer->second.place.id);
   orders_.push_back(Send{connection, End{0, {"this process left"}}});
   orders_.push_back(Close{connection});
   peers_.erase(peer);

@@ -17,6 +17,13 @@ namespace {
 // So often it looks at the time while it has processes, and by that notices that it did not run.
 constexpr Membership::Time kLookEvery(500);
 
+/// The process that a line introduces; nothing: it goes on with what came before.
+std::optional<ProcessId> introduced_by(const MemberMessage& message) {
+  if (const auto* hello = std::get_if<Hello>(&message)) return hello->id;
+  if (const auto* back = std::get_if<Back>(&message)) return back->id;
+  return std::nullopt;
+}
+
 }  // namespace
 
 Membership::Membership(const MembershipLimits& limits, Time now, std::optional<Remembered> earlier)
@@ -29,10 +36,17 @@ Membership::Membership(const MembershipLimits& limits, Time now, std::optional<R
 void Membership::on_message(Time now, Connection from, const MemberMessage& message) {
   pass_until(now);
   if (phase_ == Phase::Over) return;
+  const auto found = peers_.find(from);
+  const bool is_known = found != peers_.end();
+  const auto introduced = introduced_by(message);
+  // The line was read before its connection was closed.
+  if (is_known && found->second.away_since) return orders_.push_back(Close{from});
+  if (is_known && introduced && *introduced != found->second.place.id) {
+    return refuse_second_process(now, found->second);
+  }
   if (const auto* hello = std::get_if<Hello>(&message)) return take(now, from, *hello);
   if (const auto* back = std::get_if<Back>(&message)) return take(now, from, *back);
-  const auto found = peers_.find(from);
-  if (found == peers_.end()) return orders_.push_back(Close{from});
+  if (!is_known) return orders_.push_back(Close{from});
   Peer& peer = found->second;
   peer.heard = now;
   std::visit(
@@ -47,6 +61,7 @@ void Membership::on_message(Time now, Connection from, const MemberMessage& mess
 void Membership::take(Time now, Connection from, const Hello& hello) {
   if (Peer* known = find(hello.id)) return take_again(now, *known, from, hello);
   if (dropped_.count(hello.id) > 0) return refuse(from, Fenced{{without_it()}});
+  if (left_.count(hello.id) > 0) return refuse(from, End{0, {"this process left"}});
   const int slot = hello.slot < 0 ? free_slot() : hello.slot;
   if (!make_way(now, slot)) return;
   if (!slot_is_free(slot)) {
@@ -83,7 +98,7 @@ void Membership::take(Time now, Connection from, const Back& back) {
     Peer& peer = move(now, *known, from);
     if (phase_ != Phase::Returning) return repeat_to(peer);
     peers_.erase(from);  // it says anew where it stands
-  } else if (finished_.count({back.slot, back.pid}) > 0) {
+  } else if (left_.count(back.id) > 0) {
     return refuse(from, End{0, {"this process left"}});
   }
   const Place place = {back.id, back.slot};

@@ -160,6 +160,7 @@ class Membership {
   void postpone(Time late);
   void take_again(Time now, Peer& known, Connection from, const membership::Hello& hello);
   Peer& move(Time now, Peer& known, Connection to);
+  void refuse_second_process(Time now, Peer& first);
   void repeat_to(const Peer& peer);
   void greet(const Peer& peer);
   bool make_way(Time now, int slot);
@@ -224,6 +225,7 @@ class Membership {
   std::map<std::pair<int, int>, Time> dying_;  // by slot and pid: killed, and not reaped yet
   std::set<std::pair<int, int>> finished_;     // slot and pid
   std::set<ProcessId> dropped_;                // members whose old lines may still come
+  std::set<ProcessId> left_;                   // the same, of processes that were let go
   std::string first_throw_;
   std::string why_;  // of the generation that is being gathered
   Repeats repeats_;

@@ -40,11 +40,11 @@ void Membership::postpone(Time late) {
 }
 
 /// A second hello of a process that is known. It does not know of a generation: either it comes
-/// back, and what the coordinator told it was lost, or this is an old line of a connection that it
-/// has left.
+/// back, or says hello twice on its connection, and what the coordinator told it was lost; or this
+/// is an old line of a connection that it has left.
 void Membership::take_again(Time now, Peer& known, Connection from, const Hello& hello) {
-  const bool may_not_know =
-      known.stage < Stage::Back || known.stage == Stage::Asked || known.stage == Stage::Placed;
+  const bool may_not_know = known.connection == from || known.stage < Stage::Back ||
+                            known.stage == Stage::Asked || known.stage == Stage::Placed;
   const bool is_same = known.pid == hello.pid && known.host == hello.host;
   if (!may_not_know || !is_same) return orders_.push_back(Close{from});
   const Peer& peer = move(now, known, from);
@@ -52,16 +52,28 @@ void Membership::take_again(Time now, Peer& known, Connection from, const Hello&
   repeat_to(peer);
 }
 
+/// \param to  its own connection, or one of no other process.
 Membership::Peer& Membership::move(Time now, Peer& known, Connection to) {
+  known.heard = now;
+  if (known.connection == to) return known;
   if (!known.away_since) orders_.push_back(Close{known.connection});
   auto entry = peers_.extract(known.connection);
   entry.key() = to;
   Peer& peer = entry.mapped();
   peer.connection = to;
-  peer.heard = now;
   peer.away_since.reset();
   peers_.insert(std::move(entry));
   return peer;
+}
+
+/// Closes a connection on which another process introduces itself. The one that had it may come
+/// back by a connection of its own.
+void Membership::refuse_second_process(Time now, Peer& first) {
+  first.away_since = now;
+  const auto text =
+      str("connection of rank ", first.place.slot,
+          ": expected lines of one process, got another one's. Connect each process by itself");
+  refuse(first.connection, End{2, {text}});
 }
 
 /// Says again what the process may have missed. A process ignores what it knows already.

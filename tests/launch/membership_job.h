@@ -62,6 +62,10 @@ class Job {
     close(process);
     pass(2s, others);
   }
+  void want_to_leave(int slot) {
+    machine_.on_leave_wanted(now_, slot);
+    obey();
+  }
   /// It comes from another connection.
   void come_back(int process, int connection, int64_t generation, bool trains) {
     const auto id = static_cast<ProcessId>(process + 1);
@@ -101,6 +105,7 @@ class Job {
   Form form;      // the last one
   Gather gather;  // the last one
   You you;        // the last one
+  End end;        // the last one
   int changes = 0;
   int forms = 0;
   std::vector<int> fenced, let_go, killed, closed, stores;  // connections, and pids
@@ -119,7 +124,10 @@ class Job {
         if (std::holds_alternative<Change>(send->message)) ++changes;
         if (std::holds_alternative<Store>(send->message)) stores.push_back(send->to);
         if (std::holds_alternative<Fenced>(send->message)) fenced.push_back(send->to);
-        if (std::holds_alternative<End>(send->message)) let_go.push_back(send->to);
+        if (const auto* one = std::get_if<End>(&send->message)) {
+          end = *one;
+          let_go.push_back(send->to);
+        }
       }
       if (const auto* one = std::get_if<Membership::Close>(&order)) {
         closed.push_back(one->connection);

@@ -5,8 +5,9 @@
 
 #include "comm/membership/member.h"
 #include "launch/job/job.h"
+#include "launch/launched_job.h"
 #include "launch/membership_job.h"
-#include "launch/membership_simulator.h"
+#include "launch/simulator/simulation.h"
 
 #include "support/catch.h"
 
@@ -393,6 +394,22 @@ TEST_CASE("the job ends once all are done, and does not wait for ever for the la
   CHECK(job.finish->code == 0);
 }
 
+TEST_CASE("a rank that fails once all are done is named, and gives its exit code", "[pure]") {
+  LaunchedJob job;
+  job.begin();
+  job.say(0ms, 0, "done");
+  SECTION("it was done, too") { job.say(0ms, 1, "done"); }
+  SECTION("it was in the last step") {}
+  job.say(0ms, 9, "exited 1 101 137 0 was killed");
+  CHECK(
+      job.told.back() ==
+      "say rank 1 (pid 101) was killed; the job is done, so no other one is started");
+  CHECK(!job.exit_code());
+  job.say(0ms, 9, "exited 0 100 0 0 ended");
+  CHECK(job.told.back() == "finish 137 0 ");
+  CHECK(job.exit_code() == 137);
+}
+
 TEST_CASE("user code that throws on all ranks ends the job with the first text", "[pure]") {
   Job job(limits_of(2, 1));
   job.begin(2);
@@ -408,7 +425,8 @@ TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]
   int64_t generations = 0;
   int ended_well = 0;
   int started_again = 0;
-  for (int i = 0; i < schedules(); ++i) {
+  const int first = first_schedule();
+  for (int i = first; i < first + schedules(); ++i) {
     Schedule schedule;
     schedule.seed = static_cast<uint64_t>(i) + 1;
     schedule.ranks = 2 + i % 4;

@@ -38,4 +38,7 @@ Outcome simulate(const Schedule& schedule);
 /// How many a test runs: DDP_SCHEDULES, or 1500.
 int schedules();
 
+/// The number of the first one: 0, and other ones for each DDP_TEST_SEED from 2 on.
+int first_schedule();
+
 }  // namespace ddp::testing
