@@ -387,7 +387,8 @@ TEST_CASE("buckets are reduced in the last backward, each as soon as its gradien
     for (const auto& p : layers->parameters()) {
       p.register_hook([](const at::Tensor&) { StepEvents::events().push_back('g'); });
     }
-    return ddp::DistributedDataParallel<torch::nn::Sequential>(layers, replicas(dp).check_inputs(false));
+    return ddp::DistributedDataParallel<torch::nn::Sequential>(
+        layers, replicas(dp).check_inputs(false));
   });
   // Weight and bias of two layers, a bucket each, in three backwards.
   for (const auto& of_rank : events) CHECK(of_rank == "gggggggggAgAgAgA");
