@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Looks for faults of elastic trainings, and ends with an error where one is found:
-#   SCHEDULES  of a simulated job, with deaths, stops, hangs, cuts, joins, leaves and broken connections
+#   SCHEDULES  of a simulated job, with deaths, stops, hangs, cuts, joins, leaves and broken connections; a million takes
+#              11 minutes of a core
 #   RUNS       of trainings that lose a rank, and another one while the rest recovers
 #   KILLS      at random, of trainings that have to end with the bits of one without failures
-# usage: elastic_kills.sh [SCHEDULES [RUNS [KILLS [SEED]]]]; default: 100000 50 20 1, about 20 minutes. Each SEED draws
-# others.
+# usage: elastic_kills.sh [SCHEDULES [RUNS [KILLS [SEED]]]]; default: 100000 50 20 1. Each SEED draws others.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 schedules=${1:-100000} runs=${2:-50} kills=${3:-20} seed=${4:-1}
