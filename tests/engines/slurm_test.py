@@ -176,7 +176,7 @@ def elastic_job_replaces_a_rank(slurm):
 
 CASES = [srun_meets, mpi_runs_over_pmix, shipped_files_start_their_ranks, array_jobs_share_a_host, killed_rank_is_named,
          cancelled_job_leaves_nothing, batch_shell_without_srun_is_an_error, allocation_starts_programs,
-         notice_saves_and_requeues, lost_host_requeues, elastic_job_replaces_a_rank]
+         elastic_job_replaces_a_rank, notice_saves_and_requeues, lost_host_requeues]
 
 if __name__ == "__main__":
     in_namespaces_of_our_own()
