@@ -1,6 +1,7 @@
 #include "checks/pass_inputs.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <ATen/ops/tensor.h>
@@ -13,16 +14,25 @@
 namespace ddp {
 namespace {
 
+at::Tensor some_rows_of(const at::Tensor& tensor) {
+  constexpr int64_t kRows = 8;
+  const auto rows = tensor.dim() == 0 ? 0 : tensor.size(0);
+  return rows == 0 ? tensor : tensor.slice(0, 0, rows, std::max<int64_t>(1, rows / kRows));
+}
+
 // Elements all over the tensor: the beginning may be padding.
 at::Tensor sample_of(const at::Tensor& tensor) {
   constexpr int64_t kElements = 4096;
-  const auto flat = tensor.detach().reshape({-1});
+  auto part = tensor.detach();
+  if (!part.is_contiguous()) part = some_rows_of(part);  // reshape() copies
+  const auto flat = part.reshape({-1});
   return flat.slice(0, 0, flat.numel(), std::max<int64_t>(1, flat.numel() / kElements));
 }
 
 bool has_plain_values(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
-         !tensor.is_quantized() && !tensor.is_meta() && !is_capturing(tensor.device());
+  return tensor.defined() && !tensor.is_nested() && tensor.layout() == at::kStrided &&
+         tensor.numel() > 0 && !tensor.is_quantized() && !tensor.is_meta() &&
+         !is_capturing(tensor.device());
 }
 
 }  // namespace
@@ -33,12 +43,14 @@ void PassInputs::restart() {
   work_.reset();
 }
 
-void PassInputs::note(const std::vector<at::Tensor>& inputs) {
+void PassInputs::note(const std::vector<at::Tensor>& inputs) try {
   std::vector<at::Tensor> samples;
   for (const auto& input : inputs) {
     if (has_plain_values(input)) samples.push_back(sample_of(input));
   }
   if (!samples.empty()) hashes_.push_back(hash_of(samples));
+} catch (const std::exception&) {
+  // A kind of tensor that cannot be read tells nothing, and is no reason to stop.
 }
 
 uint64_t PassInputs::digest(int rank) const {

@@ -41,6 +41,12 @@ std::string problem_of_tensors(
     seen.insert(names[i]);
     const auto& tensor = tensors[i];
     if (!tensor.defined()) return "expected tensors, got an undefined one in \"" + names[i] + "\"";
+    for (size_t before = 0; before < i; ++before) {
+      if (!tensors[before].is_same(tensor)) continue;
+      return ddp::str(
+          "expected tensors that differ, got one as \"", names[before], "\" and as \"", names[i],
+          "\", which an optimizer would step twice");
+    }
     if (!tensor.is_leaf()) {
       return ddp::str(
           "expected leaves, got a tensor that is computed from others in \"", names[i],

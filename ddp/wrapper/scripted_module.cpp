@@ -1,8 +1,11 @@
 #include <ddp/scripted_module.h>
 
+#include <set>
+
 #include <ATen/core/grad_mode.h>
 #include <ddp/detail/running_statistics.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/join_names.h>
 #include <ddp/internal/ranges.h>
 
 namespace ddp {
@@ -20,9 +23,40 @@ bool is_batch_norm(const torch::jit::Module& script) {
   return name && name->qualifiedName().find("torch.nn.modules.batchnorm.") != std::string::npos;
 }
 
+std::shared_ptr<detail::ScriptedPart> part_of_script(
+    const torch::jit::Module& script, detail::ScriptedPart::Seen& seen) {
+  if (is_batch_norm(script)) return std::make_shared<ScriptedBatchNorm>(script, seen);
+  return std::make_shared<detail::ScriptedPart>(script, seen);
+}
 std::shared_ptr<detail::ScriptedPart> part_of_script(const torch::jit::Module& script) {
-  if (is_batch_norm(script)) return std::make_shared<ScriptedBatchNorm>(script);
-  return std::make_shared<detail::ScriptedPart>(script);
+  detail::ScriptedPart::Seen seen;
+  return part_of_script(script, seen);
+}
+
+/// The names of attributes that hold tensors which are neither parameters nor buffers.
+std::vector<std::string> names_of_other_tensors(const torch::jit::Module& script) {
+  std::set<std::string> known;
+  for (const auto& parameter : script.named_parameters()) known.insert(parameter.name);
+  for (const auto& buffer : script.named_buffers()) known.insert(buffer.name);
+  std::vector<std::string> names;
+  for (const auto& attribute : script.named_attributes()) {
+    bool holds_tensor = false;
+    const TensorSink note = [&](const at::Tensor& t) { holds_tensor |= t.defined(); };
+    if (!attribute.value.isObject()) for_each_tensor(attribute.value, note);
+    if (holds_tensor && !known.count(attribute.name)) names.push_back(attribute.name);
+  }
+  return names;
+}
+
+void warn_of_other_tensors(const torch::jit::Module& script) {
+  const auto names = names_of_other_tensors(script);
+  if (names.empty()) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected the tensors of a TorchScript module to be parameters and "
+      "buffers, got others in ",
+      join_names(names),
+      ": they are neither averaged, compared nor sent, so each rank keeps its own. Register them "
+      "one by one.");
 }
 
 /// \param script  a deep copy, whose parameters have lost that they require a gradient.
@@ -47,20 +81,22 @@ torch::jit::Module copy_of(
 
 namespace detail {
 
-ScriptedPart::ScriptedPart(torch::jit::Module script)
+ScriptedPart::ScriptedPart(torch::jit::Module script, Seen& seen)
     : torch::nn::Module("ScriptModule"), script_(std::move(script)) {
   const auto& type = *script_.type();
   // Before there are children, which may be in another mode.
   torch::nn::Module::train(!type.hasAttribute("training") || script_.is_training());
   for (const auto& parameter : script_.named_parameters(/*recurse=*/false)) {
-    register_parameter(parameter.name, parameter.value, parameter.value.requires_grad());
+    const auto& tensor = parameter.value;
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    register_parameter(parameter.name, tensor, tensor.requires_grad());
   }
   for (const auto& buffer : script_.named_buffers(/*recurse=*/false)) {
     register_buffer(buffer.name, buffer.value);
     buffers_of_script_.push_back({{buffer.name, type.getAttributeSlot(buffer.name)}, buffer.value});
   }
   for (const auto& child : script_.named_children()) {
-    parts_.emplace_back(child.name, register_module(child.name, part_of_script(child.value)));
+    parts_.emplace_back(child.name, register_module(child.name, part_of_script(child.value, seen)));
   }
 }
 
@@ -119,13 +155,13 @@ Impl::DistributedDataParallelImpl(
 
 Impl::DistributedDataParallelImpl(
     std::shared_ptr<detail::ScriptedPart> part, const DistributedDataParallelOptions& options)
-    : DistributedDataParallelBase(part, options),
-      part_(std::move(part)),
-      module_(part_->script()) {}
+    : DistributedDataParallelBase(part, options), part_(std::move(part)), module_(part_->script()) {
+  warn_of_other_tensors(module_);
+}
 
 c10::IValue Impl::forward(std::vector<c10::IValue> inputs, const torch::jit::Kwargs& kwargs) {
-  note_inputs(inputs);
-  const auto rows = counts_samples() ? detail::rows_of_first_tensor(inputs) : std::nullopt;
+  note_inputs(inputs, kwargs);
+  const auto rows = counts_samples() ? detail::rows_of_first_tensor(inputs, kwargs) : std::nullopt;
   return run_pass(rows, [&] {
     const auto& placement = input_placement();
     if (!placement.changes_inputs()) return module_.forward(std::move(inputs), kwargs);

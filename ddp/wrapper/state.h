@@ -39,7 +39,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void before_forward(std::optional<int64_t> samples);
   void enter_forward() { precision_.begin_forward(); }
   /// Whether note_inputs() is of use for the coming forward pass.
-  bool wants_inputs() const { return inputs_.wants_inputs() && trains(); }
+  bool wants_inputs() const {
+    return inputs_.wants_inputs() && group()->getSize() > 1 && !is_in_join() && trains();
+  }
   void note_inputs(const std::vector<at::Tensor>& inputs) { inputs_.note(inputs); }
   void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void forward_failed() noexcept;

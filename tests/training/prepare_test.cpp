@@ -468,6 +468,31 @@ TEST_CASE("a loop that ends early leaves nothing behind", "[ranks][prepare]") {
   }
 }
 
+TEST_CASE("gradients of an unfinished step are not those of the next one", "[ranks][prepare]") {
+  Settings settings;
+  settings.accumulate = 2;
+  const auto results = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    Counting counting(self, 13, settings, /*shuffles=*/false);
+    auto& run = counting.run;
+    at::Tensor of_step;
+    for (const int epoch : {0, 1}) {
+      int batches = 0;
+      for (auto& batch : run.loader(epoch)) {
+        (void)batch;
+        run.backward(run.model()->forward(at::full({1, 1}, self.rank + 1.0)).sum());
+        if (run.ends_step()) of_step = counting.net->weight.grad().clone();
+        run.step();
+        run.zero_grad();
+        ++batches;
+        if (epoch == 0 && batches == 3) break;
+        if (epoch == 1 && batches == 2) break;
+      }
+    }
+    return of_step;
+  });
+  for (const auto& gradient : results) CHECK(gradient.item<double>() == 1.5);
+}
+
 TEST_CASE("a prepared loop goes on at a saved position", "[ranks][prepare]") {
   Settings settings;
   settings.batch_size = 4;

@@ -29,6 +29,7 @@ struct detail::PreparedState {
 
   PreparedPass* pass = nullptr;            // the loop that is on
   bool has_gradients = false;              // of a batch of the present step
+  bool has_stale_gradients = false;        // of a step that a loop left unfinished
   std::unique_ptr<NoSyncGuard> no_sync{};  // in batches that do not end a step
 };
 
@@ -225,6 +226,7 @@ void detail::PreparedPass::next() {
 
 void detail::PreparedPass::end() {
   if (state_->pass != this) return;
+  state_->has_stale_gradients |= state_->has_gradients && !ends_step();
   state_->pass = nullptr;
   state_->has_gradients = false;
   state_->no_sync.reset();
@@ -263,12 +265,14 @@ const detail::PreparedPass& PreparedBase::pass_for(const char* call) const {
 
 void PreparedBase::zero_grad() {
   if (state_->accumulate > 1 && state_->has_gradients) return;
+  state_->has_stale_gradients = false;
   ddp::zero_grad(state_->optimizer);
 }
 
 void PreparedBase::backward(const at::Tensor& loss) {
   if (state_->accumulate == 1) return loss.backward();
   const auto& pass = pass_for("backward");
+  if (state_->has_stale_gradients) zero_grad();
   state_->has_gradients = true;
   // Exactly n in a whole step, so that a loop by hand has the same bits.
   (loss / (static_cast<double>(pass.rows_of_step()) / static_cast<double>(pass.rows()))).backward();

@@ -37,6 +37,19 @@ constexpr bool has = false;
 template <template <typename> class Trait, typename T>
 constexpr bool has<Trait, T, std::void_t<Trait<T>>> = true;
 
+/// Whether what a `T` holds is again a `T`, as of a function (`*f` is `f`) and of a path.
+template <typename T>
+constexpr bool is_own_part() {
+  if constexpr (has<Range, T>) {
+    return std::is_same_v<std::decay_t<decltype(*std::begin(std::declval<const T&>()))>, T>;
+  } else if constexpr (has<Nullable, T>) {
+    using Held = std::remove_reference_t<decltype(*std::declval<const T&>())>;
+    return std::is_function_v<Held> || std::is_same_v<std::decay_t<Held>, T>;
+  } else {
+    return false;
+  }
+}
+
 template <typename T>
 constexpr bool holds_no_tensor = std::is_arithmetic_v<T> || std::is_enum_v<T> ||
                                  std::is_convertible_v<const T&, std::string_view>;
@@ -71,6 +84,8 @@ bool for_each_tensor(const T& value, const TensorSink& sink) {
     return true;
   } else if constexpr (detail::holds_no_tensor<T>) {
     return true;
+  } else if constexpr (detail::is_own_part<T>()) {
+    return false;
   } else if constexpr (detail::has<detail::Range, T>) {
     bool understood = true;
     for (const auto& part : value) understood = for_each_tensor(part, sink) && understood;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,10 +19,14 @@ namespace ddp {
 namespace detail {
 
 /// The parameters and buffers of a TorchScript module, and its submodules', as those of a
-/// torch::nn::Module, by the same names. Both have the same tensors.
+/// torch::nn::Module, by the same names. Both have the same tensors. A parameter with several names
+/// has the first alone, as in Python's parameters(): an optimizer would step it once for each.
 class DDP_API ScriptedPart : public torch::nn::Module {
  public:
-  explicit ScriptedPart(torch::jit::Module script);
+  using Seen = std::unordered_set<const void*>;  // TensorImpls
+
+  /// \param seen  of the parameters of parts before.
+  ScriptedPart(torch::jit::Module script, Seen& seen);
 
   const torch::jit::Module& script() const { return script_; }
 
@@ -61,6 +66,11 @@ class DDP_API ScriptedPart : public torch::nn::Module {
 /// Names in its state are the script's: "fc.weight", or "module.fc.weight" in the wrapper's own.
 /// Other methods: `model->run([&] { return model->module().run_method("sample", x); })`. Tensors in
 /// tuples, lists, dicts and optionals of arguments and results are found.
+///
+/// Call the wrapper's `train()` and `eval()`, which reach the script; the script's own do not reach
+/// the wrapper. Sparse gradients are not supported. Tensors in lists, dicts and optionals among the
+/// script's attributes are neither parameters nor buffers: each rank keeps its own, and a warning
+/// at construction names them.
 ///
 /// A script writes its buffers in place (`self.mean.mul_(0.9).add_(new)`), as batch normalization
 /// does: where it assigns another tensor to one, `forward` throws. A module without trainable

@@ -132,6 +132,10 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   /// Collective: yes, as forward. Blocks: host.
   template <typename Function>
   auto run(const Function& function) {
+    static_assert(
+        !std::is_void_v<decltype(function())>,
+        "FullyShardedDataParallel: run() needs the tensors from which backward begins; return "
+        "them");
     detail::UnitCall unit(*this);
     return unit.run([&] {
       unit.enter([](const TensorMove&) {});

@@ -24,7 +24,8 @@ at::Tensor inputs_for(const std::string& way, int rank, int pass) {
   if (way == "constant") return at::ones({6, 2}, at::kDouble);
   if (way == "same until the third pass" && pass == 2) return draw_values({6, 2}, 20 + rank);
   // Of the large one a sample is read.
-  return draw_values({way == "large" ? 5000 : 6, 2}, static_cast<uint64_t>(pass));
+  const auto drawn = draw_values({way == "large" ? 5000 : 6, 2}, static_cast<uint64_t>(pass));
+  return way == "strided" ? drawn.t().contiguous().t() : drawn;
 }
 
 }  // namespace
@@ -38,7 +39,8 @@ TEST_CASE("inputs that are the same on all ranks are warned of, once", "[ranks][
        {"same until the third pass", 0},
        {"off", 0},
        {"evaluated", 0},
-       {"no argument", 0}}));
+       {"no argument", 0},
+       {"strided", 1}}));
   CAPTURE(way);
   const auto counts = run_ranks<int>(2, [&, way = way](const Rank& self) {
     const Warnings collected;

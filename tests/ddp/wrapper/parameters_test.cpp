@@ -177,6 +177,8 @@ TEST_CASE("tensors that cannot be trained are an error of all ranks", "[ranks][d
        "expected leaves, got a tensor that is computed from others in \"a\""},
       {named({{"a", at::Tensor()}}), "expected tensors, got an undefined one in \"a\""},
       {named({{"a", leaf}, {"a", leaf}}), "expected a name for each tensor, got \"a\" twice"},
+      {named({{"a", leaf}, {"b", leaf}}),
+       "expected tensors that differ, got one as \"a\" and as \"b\""},
       {named({{"a", leaf}, {"a.b", leaf}}),
        "none is the beginning of another, got \"a.b\" and \"a\""},
       {named({{"a..b", leaf}}), "expected names with text between their dots, got \"a..b\""},

@@ -15,6 +15,7 @@
 #include "support/nets.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -230,6 +231,48 @@ TEST_CASE("unused parameters of a script are found", "[ranks][ddp]") {
     return largest_difference({weight.grad()}, {rows_for(0).sum(0) * 2 / 2}) < 1e-14 ? 1 : 0;
   });
   CHECK(results == std::vector<int>{1, 1});
+}
+
+TEST_CASE("a parameter with two names in a script is stepped once", "[ranks][ddp]") {
+  const auto values = run_ranks<double>(2, [](const Rank& self) {
+    torch::jit::Module script("Tied");
+    const auto weight = at::full({1}, 1, at::kDouble).requires_grad_();
+    script.register_parameter("table", weight, false);
+    script.register_parameter("head", weight, false);
+    script.define("def forward(self, x):\n  return x * self.table + x * self.head\n");
+    Scripted model(script, in(self));
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    model->forward({at::ones({1}, at::kDouble)}).toTensor().sum().backward();
+    optimizer.step();
+    return weight.item<double>();
+  });
+  for (const double value : values) CHECK(value == Approx(0.8));
+}
+
+TEST_CASE("tensors of a script that are not trained are warned of", "[ranks][ddp]") {
+  const auto counts = run_ranks<int>(1, [](const Rank& self) {
+    const Warnings warnings;
+    auto script = make_script(kInPlace);
+    script.register_attribute(
+        "history", c10::ListType::ofTensors(), std::vector<at::Tensor>{at::ones({2})});
+    script.register_attribute("sizes", c10::ListType::ofInts(), std::vector<int64_t>{2});
+    Scripted model(script, in(self));
+    return warnings.count("got others in history:");
+  });
+  CHECK(counts[0] == 1);
+}
+
+TEST_CASE("keyword arguments of a script count as its samples", "[ranks][ddp]") {
+  const auto results = run_ranks<at::Tensor>(2, [](const Rank& self) {
+    Scripted model(make_script(kInPlace), in(self).reduction(Reduction::SampleWeighted));
+    const auto x = rows_for(self.rank).narrow(0, 0, self.rank + 1);
+    model->forward({}, {{"x", x}}).toTensor().square().mean().backward();
+    return tensors_of(model->module())[0].grad();
+  });
+  auto weight = (at::arange(3, at::kDouble) / 3).requires_grad_();
+  const auto rows = at::cat({rows_for(0).narrow(0, 0, 1), rows_for(1).narrow(0, 0, 2)});
+  (rows * weight * 2).square().mean().backward();
+  for (const auto& gradient : results) CHECK(difference(gradient, weight.grad()) < 1e-14);
 }
 
 TEST_CASE("a script without parameters is refused", "[ranks][ddp][errors]") {
