@@ -381,7 +381,7 @@ void read_counts(const CLI::App& app, LaunchOptions& options, Given& given) {
   check_counts(options, given);
 }
 
-/// Whether one host is meant only because nobody has said how many there are.
+/// Whether one host is meant by default: no option and no variable says how many there are.
 bool may_have_others(
     const LaunchOptions& options, const Given& given, const Variables& variables,
     const std::vector<TakenVariable>& taken) {

@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/ops/tensor.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
@@ -40,7 +39,7 @@ bool has_plain_values(const at::Tensor& tensor) {
 void PassInputs::restart() {
   passes_ = 0;
   hashes_.clear();
-  work_.reset();
+  comparison_.drop();
 }
 
 void PassInputs::note(const std::vector<at::Tensor>& inputs) try {
@@ -63,24 +62,13 @@ uint64_t PassInputs::digest(int rank) const {
 void PassInputs::start(c10d::ProcessGroup& group, c10::Device device) {
   if (!enabled_ || group.getSize() == 1 || passes_ >= kPasses || ++passes_ < kPasses) return;
   if (is_capturing(device)) return;
-  const auto digest = static_cast<int64_t>(this->digest(group.getRank()));
+  comparison_.start(digest(group.getRank()), device, group);
   hashes_ = {};
-  // One all-reduce of the maximum finds both extremes: max(~digest) is ~min(digest).
-  extremes_ = at::tensor({digest, ~digest}).to(device);
-  std::vector<at::Tensor> wire{extremes_};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  work_ = group.allreduce(wire, options);
 }
 
 void PassInputs::finish(GroupMonitor& monitor, c10d::ProcessGroup& group) {
-  const auto work = std::exchange(work_, {});
-  if (!work) return;
-  const auto where = [] { return std::string("comparing a hash of the ranks' inputs"); };
-  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
-  const auto extremes = extremes_.cpu();
-  const auto* of_all = extremes.const_data_ptr<int64_t>();
-  if (of_all[0] != ~of_all[1] || group.getRank() != 0 || std::exchange(has_warned_, true)) return;
+  const bool are_same = comparison_.finish("inputs", monitor).value_or(false);
+  if (!are_same || group.getRank() != 0 || std::exchange(has_warned_, true)) return;
   TORCH_WARN(
       "DistributedDataParallel: expected each rank to have samples of its own, got the same inputs "
       "on all ",

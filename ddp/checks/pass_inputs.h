@@ -6,7 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <ddp/internal/group_monitor.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "replicas/hash_comparison.h"
 
 namespace ddp {
 
@@ -48,8 +49,7 @@ class PassInputs {
   bool has_warned_ = false;
   int passes_ = 0;
   std::vector<uint64_t> hashes_;  // of each forward pass
-  at::Tensor extremes_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  HashComparison comparison_;
 };
 
 }  // namespace ddp

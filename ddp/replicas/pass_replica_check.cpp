@@ -1,8 +1,5 @@
 #include "replicas/pass_replica_check.h"
 
-#include <utility>
-
-#include <ATen/ops/tensor.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
 
@@ -14,7 +11,7 @@ namespace ddp {
 void PassReplicaCheck::restart() {
   first_ = First::Pending;
   passes_ = 0;  // a rank that joins begins with it
-  work_.reset();
+  comparison_.drop();
 }
 
 void PassReplicaCheck::compare_first(
@@ -42,27 +39,11 @@ void PassReplicaCheck::start(
       !is_capturing(tensors.front().device()),
       "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
       "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
-  const auto hash = static_cast<int64_t>(hash_of(tensors));
-  // One all-reduce of the maximum finds both extremes: max(~hash) is ~min(hash).
-  extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
-  std::vector<at::Tensor> wire{extremes_};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  work_ = group.allreduce(wire, options);
-}
-
-bool PassReplicaCheck::hashes_differ(GroupMonitor& monitor) {
-  const auto work = std::exchange(work_, {});
-  if (!work) return false;
-  const auto where = [] { return std::string("comparing a hash of the ranks' parameters"); };
-  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
-  const auto extremes = extremes_.cpu();
-  const auto* of_all = extremes.const_data_ptr<int64_t>();
-  return of_all[0] != ~of_all[1];
+  comparison_.start(hash_of(tensors), tensors.front().device(), group);
 }
 
 PassReplicaCheck::Found PassReplicaCheck::finish(GroupMonitor& monitor) {
-  const bool differ = hashes_differ(monitor);
+  const bool differ = comparison_.finish("parameters", monitor) == false;
   if (first_ == First::Different) {
     first_ = First::Pending;
     return Found::InFirst;

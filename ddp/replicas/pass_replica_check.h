@@ -8,7 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/internal/group_monitor.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "replicas/hash_comparison.h"
 
 namespace ddp {
 
@@ -56,14 +57,11 @@ class PassReplicaCheck {
   /// Pending until the comparison.
   enum class First { Pending, Equal, Different };
 
-  bool hashes_differ(GroupMonitor& monitor);
-
   const std::optional<int64_t> every_;
   const bool init_sync_;
   First first_ = First::Pending;
   int64_t passes_ = 0;
-  at::Tensor extremes_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  HashComparison comparison_;
 };
 
 }  // namespace ddp

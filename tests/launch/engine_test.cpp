@@ -1,4 +1,4 @@
-// What ddprun takes from an engine's variables.
+// Defaults and notes that ddprun takes from an engine's variables.
 #include "launch/engine.h"
 
 #include <chrono>
@@ -161,7 +161,7 @@ TEST_CASE("a ddprun that was told of the hosts says nothing of them", "[pure]") 
   CHECK_FALSE(Parse({"p"}, with(kTask, {{"PET_NPROC_PER_NODE", "2"}})).err.empty());
 }
 
-TEST_CASE("in Kubernetes hosts wait longer for each other, where nobody said how long", "[pure]") {
+TEST_CASE("in Kubernetes hosts wait longer for each other by default", "[pure]") {
   const Words line = {"-n", "2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"};
   const auto join_timeout = [&](Words more, const PetVariables& variables) {
     more.insert(more.begin(), line.begin(), line.end());

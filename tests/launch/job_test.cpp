@@ -64,6 +64,17 @@ class Told {
   Job job_;
 };
 
+/// Starts four ranks, whose processes are 10 to 13, and drops the lines of their start.
+void start_on_two_hosts(Told& job) {
+  job.join(1, 0, "2 2 3");
+  job.join(2, 1, "2 2 3");
+  for (int rank = 0; rank < 4; ++rank) {
+    job.say(1 + rank / 2, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
+  }
+  job.to(1);
+  job.to(2);
+}
+
 const std::string kOfOtherJob =
     "finish 1 0 --rdzv-id: expected that of the job at this endpoint, or its --token, got 'other'. "
     "Give all hosts of a job the same; two jobs need two ports.";
@@ -124,13 +135,7 @@ TEST_CASE("a signal while an attempt is being ended leaves the failure's exit co
 
 TEST_CASE("ranks that leave after a notice are not started again", "[pure]") {
   Told job(2, 3);
-  job.join(1, 0, "2 2 3");
-  job.join(2, 1, "2 2 3");
-  for (int rank = 0; rank < 4; ++rank) {
-    job.say(1 + rank / 2, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
-  }
-  job.to(1);
-  job.to(2);
+  start_on_two_hosts(job);
   // To the ranks of one host. The first to leave is another host's.
   job.say(1, "notice 10");
   job.say(2, "exited 3 13 143 0 exited with code 143");
@@ -149,13 +154,7 @@ TEST_CASE("ranks that leave after a notice are not started again", "[pure]") {
 
 TEST_CASE("a rank that the notice itself ends leaves, for it had no handler yet", "[pure]") {
   Told job(2, 3);
-  job.join(1, 0, "2 2 3");
-  job.join(2, 1, "2 2 3");
-  for (int rank = 0; rank < 4; ++rank) {
-    job.say(1 + rank / 2, "started " + std::to_string(rank) + " " + std::to_string(10 + rank));
-  }
-  job.to(1);
-  job.to(2);
+  start_on_two_hosts(job);
   job.say(1, "notice 10");
   SECTION("by that signal") {
     job.say(2, "exited 3 13 138 1 was killed by signal 10 (SIGUSR1)");

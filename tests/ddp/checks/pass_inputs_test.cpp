@@ -23,7 +23,7 @@ at::Tensor inputs_for(const std::string& way, int rank, int pass) {
   if (way == "own") return draw_values({6, 2}, static_cast<uint64_t>(10 * pass + rank));
   if (way == "constant") return at::ones({6, 2}, at::kDouble);
   if (way == "same until the third pass" && pass == 2) return draw_values({6, 2}, 20 + rank);
-  // Of the large one a sample is read.
+  // The check reads a sample of the large one.
   const auto drawn = draw_values({way == "large" ? 5000 : 6, 2}, static_cast<uint64_t>(pass));
   return way == "strided" ? drawn.t().contiguous().t() : drawn;
 }

@@ -58,7 +58,7 @@ TEST_CASE("tensors are found in any nesting", "[pure][ddp]") {
   CHECK(count(dict) == Counted(true, 1));
   CHECK(count(c10::IValue(c10::List<at::Tensor>({t, t}))) == Counted(true, 2));
   CHECK(count(std::make_tuple()) == Counted(true, 0));
-  // What a function points to is again the function.
+  // A function that is dereferenced is again the function.
   CHECK(count([](const at::Tensor& x) { return x; }).second == 0);
   at::Tensor (*const pointer)(const at::Tensor&) = torch::relu;
   CHECK(count(pointer).second == 0);

@@ -43,7 +43,7 @@ at::Tensor loss_of(const Scene& scene, int rank) {
   return scene.render(view_of(rank)).square().sum();
 }
 
-/// What one process has after `steps` steps.
+/// The tensors of one process after `steps` steps.
 Tensors trained_alone(Scene scene, int ranks, int steps) {
   torch::optim::SGD optimizer(scene.tensors(), 0.1);
   for (int step = 0; step < steps; ++step) {

@@ -38,7 +38,7 @@ class Network {
   /// The coordinator has ended.
   void drop_all();
 
-  // What happens to it.
+  // Events of the network.
 
   /// Loses the last lines of a connection that were on their way.
   ///

@@ -109,7 +109,7 @@ class Simulation {
     return pids;
   }
 
-  // What happens to the job.
+  // Events of the job.
 
   void disturb() {
     if (schedule_.breaks && (!schedule_.healthy || has_begun())) disturb_connections();
