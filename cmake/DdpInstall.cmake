@@ -9,8 +9,14 @@ if(BUILD_SHARED_LIBS)
   # DT_RPATH is searched for the libraries that libddp.so needs as well, its DT_RUNPATH is not.
   target_link_options(ddp INTERFACE $<INSTALL_INTERFACE:LINKER:--disable-new-dtags>)
 endif()
-install(TARGETS ddp ddp_core ddp_training ddp_parallel EXPORT ddpTargets)
-install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
+# libddp.so and the archives can be installed in one folder: the component `libraries` adds the second kind.
+set(ddp_kind Static)
+if(BUILD_SHARED_LIBS)
+  set(ddp_kind Shared)
+endif()
+install(TARGETS ddp ddp_core ddp_training ddp_parallel EXPORT ddpTargets COMPONENT libraries)
+install(EXPORT ddpTargets NAMESPACE ddp:: FILE ddp${ddp_kind}Targets.cmake
+  DESTINATION ${ddp_package_dir} COMPONENT libraries)
 
 if(DDP_HAS_MPI)
   install(EXPORT ddpMpiTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})

@@ -4,7 +4,8 @@
 # Where it looks, first hit wins:
 #   1. a target `torch` that the enclosing project made;
 #   2. Torch_DIR (variable or environment), then Torch_ROOT and CMAKE_PREFIX_PATH (the same);
-#   3. the wheel of version DDP_TORCH_WHEEL that scripts/setup.sh made ready last, in
+#   3. DDP_TORCH_BESIDE, which an installed package sets: LibTorch's wheel beside ddp's;
+#   4. the wheel of version DDP_TORCH_WHEEL that scripts/setup.sh made ready last, in
 #      ${XDG_CACHE_HOME:-~/.cache}/ddp.
 # An installed package sets DDP_TORCH_BUILT_WITH, the version that it was built with, for the error.
 #
@@ -43,6 +44,7 @@ function(ddp_locate_torch result)
     # A zip's prefix is its root; a wheel's is often given as torch.utils.cmake_prefix_path.
     list(APPEND candidates "${prefix}/share/cmake/Torch" "${prefix}/Torch")
   endforeach()
+  list(APPEND candidates "${DDP_TORCH_BESIDE}/share/cmake/Torch")
 
   set(cache "$ENV{XDG_CACHE_HOME}")
   if(NOT cache)
