@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kMaxRestarts = 1000000;
 constexpr int kElasticRestarts = 10;
+constexpr int kPortOfTorchrun = 29400;  // of an endpoint without one
 
 constexpr const char* kDescription =
     "Runs one program as the ranks of a distributed job and ends them together.";
@@ -80,9 +81,14 @@ std::vector<std::string> extract_command(std::vector<std::string> rest) {
   if (rest.empty()) {
     throw CLI::ValidationError("expected a program to run after the options, got nothing");
   }
-  const std::string& program = rest.front();
-  if (program.empty()) throw CLI::ValidationError("expected a program's name, got ''");
-  if (!separated && program.front() == '-') {
+  if (rest.front().empty()) throw CLI::ValidationError("expected a program's name, got ''");
+  return rest;
+}
+
+/// Throws where what CLI11 left over begins with an option.
+void check_unknown(const std::vector<std::string>& rest) {
+  const std::string program = rest.empty() || rest.front() == "--" ? "" : rest.front();
+  if (!program.empty() && program.front() == '-') {
     const bool is_module = program == "-m" || program == "--module";
     const bool is_script = program == "--run-path" || program == "--run_path";
     throw CLI::ValidationError(
@@ -91,7 +97,6 @@ std::vector<std::string> extract_command(std::vector<std::string> rest) {
          : is_script ? "ddprun starts programs: python SCRIPT"
                      : "a program of that name goes after --"));
   }
-  return rest;
 }
 
 /// Records which options the command line gave, where LaunchOptions cannot show it.
@@ -141,7 +146,7 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option(
          "--master-addr", given.master_addr,
          "Rank 0's host, as all hosts reach it. Default: 127.0.0.1, or ::1 without IPv4")
-      ->check(not_empty("a host"))
+      ->check(host())
       ->type_name("HOST");
   app.add_option(
          "--master-port", given.master_port,
@@ -150,7 +155,8 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("PORT");
   app.add_option(
          "--rdzv-endpoint", given.endpoint,
-         "--master-addr and --master-port in one, as torchrun has it")
+         "--master-addr and --master-port in one, as torchrun has it; "
+         "with --rdzv-backend c10d\nthe default port is 29400")
       ->check(endpoint())
       ->type_name("HOST:PORT");
 }
@@ -295,12 +301,14 @@ ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
   return elastic;
 }
 
-/// Port 0, a free one, is of use where no other host has to know it.
+/// Port 0, a free one, is of use where no other host has to know it. Without c10d torchrun takes no
+/// endpoint without a port either.
 void check_endpoint(const LaunchOptions& options, const Given& given) {
   if (!given.endpoint || options.obeys_stdin) return;
-  const bool is_zero = std::stoi(given.endpoint->substr(port_separator(*given.endpoint) + 1)) == 0;
-  const bool is_alone = given.torchrun.backend == "c10d" && options.nodes == 1;
-  if (!is_zero || is_alone) return;
+  const auto port = endpoint_of(*given.endpoint)->port;
+  const bool is_c10d = given.torchrun.backend == "c10d";
+  const bool is_free = port == 0 && is_c10d && options.nodes == 1;
+  if (port ? *port > 0 || is_free : is_c10d) return;
   throw CLI::ValidationError(
       "--rdzv-endpoint: expected HOST:PORT with a port from 1 to 65535, got '" + *given.endpoint +
       "'");
@@ -398,12 +406,12 @@ LaunchOptions completed(LaunchOptions options, const Given& given) {
   options.prefix = !given.no_prefix;
   options.local_ranks = ranks_of_node(options, options.node_rank);
   options.omp_threads = given.omp_threads;
-  if (given.master_addr) options.master_addr = *given.master_addr;
+  if (given.master_addr) options.master_addr = without_brackets(*given.master_addr);
   if (given.master_port) options.master_port = *given.master_port;
   if (given.endpoint) {
-    const auto colon = port_separator(*given.endpoint);
-    options.master_addr = without_brackets(given.endpoint->substr(0, colon));
-    options.master_port = std::stoi(given.endpoint->substr(colon + 1));
+    const auto endpoint = *endpoint_of(*given.endpoint);
+    options.master_addr = endpoint.host;
+    options.master_port = endpoint.port.value_or(options.nodes > 1 ? kPortOfTorchrun : 0);
   }
   if (given.grace_seconds) options.grace = milliseconds_of(*given.grace_seconds);
   const bool elastic = given.elastic || given.coordinate;
@@ -436,6 +444,7 @@ ParsedOptions parse_options(
     auto words = with_own_spellings(app, argc, argv);
     std::reverse(words.begin(), words.end());  // as CLI11 takes a vector
     app.parse(std::move(words));
+    check_unknown(app.remaining());
     taken = take_pet_variables(app, given.nodes, variables);
     if (!given.coordinate && !names_ranks(app)) throw CLI::RequiredError("--nproc-per-node");
     const auto rest = app.remaining();

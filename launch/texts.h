@@ -67,9 +67,6 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// Finds the last colon: an IPv6 address has more colons, and brackets around it.
-inline size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
-
 /// An IPv6 address without its brackets, and any other host as it is.
 inline std::string without_brackets(const std::string& host) {
   const bool has = host.size() > 1 && host.front() == '[' && host.back() == ']';

@@ -146,6 +146,10 @@ std::vector<std::string> with_own_spellings(
     const auto* option = app.get_option_no_throw(name);
     if (option == nullptr) break;
     const bool has_value = option->get_items_expected_max() > 0;
+    // CLI11 would take the next word, the program's name.
+    if (has_value && is_long && word.back() == '=' && name.size() + 1 == word.size()) {
+      throw CLI::ValidationError(name + ": expected a value after '=', got nothing");
+    }
     if (has_value && name.size() == word.size()) ++i;  // the next word, whatever it begins with
   }
   return words;

@@ -1,9 +1,13 @@
 #include "launch/validators.h"
 
+#include <cctype>
 #include <cmath>
 #include <stdexcept>
 
+#include <arpa/inet.h>
+
 #include <ddp/internal/membership/address.h>
+#include <ddp/internal/ranges.h>
 
 #include "launch/texts.h"
 
@@ -23,7 +27,25 @@ bool are_numbers(const std::string& text, char separator, int high) {
   return true;
 }
 
+bool is_host(const std::string& text) {
+  const auto name = without_brackets(text);
+  if (name.empty() || any_of(name, [](unsigned char c) { return std::isspace(c); })) return false;
+  if (name.find(':') == std::string::npos) return true;
+  in6_addr address;
+  return ::inet_pton(AF_INET6, name.substr(0, name.find('%')).c_str(), &address) == 1;
+}
+
 }  // namespace
+
+std::optional<Endpoint> endpoint_of(const std::string& text) {
+  const auto colon = text.rfind(':');
+  if (colon != std::string::npos && is_host(text.substr(0, colon))) {
+    const auto port = number_in(text.substr(colon + 1), 0, 65535);
+    if (port) return Endpoint{without_brackets(text.substr(0, colon)), port};
+  }
+  if (is_host(text)) return Endpoint{without_brackets(text), std::nullopt};
+  return std::nullopt;
+}
 
 CLI::Validator whole_number(int low, int high) {
   const auto check = [low, high](const std::string& text) {
@@ -73,12 +95,16 @@ CLI::Validator not_empty(const std::string& thing) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator host() {
+  const auto check = [](const std::string& text) {
+    return is_host(text) ? std::string() : "expected a host's name or address, got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
 CLI::Validator endpoint() {
   const auto check = [](const std::string& text) {
-    const auto colon = port_separator(text);
-    if (colon != std::string::npos && colon > 0 && number_in(text.substr(colon + 1), 0, 65535)) {
-      return std::string();
-    }
+    if (endpoint_of(text)) return std::string();
     return "expected HOST:PORT with a port from 1 to 65535, got '" + text + "'";
   };
   return CLI::Validator(check, "");

@@ -2,6 +2,7 @@
 // adds the option.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -23,8 +24,19 @@ CLI::Validator seconds();
 /// \param thing  "a host".
 CLI::Validator not_empty(const std::string& thing);
 
-/// HOST:PORT, where port 0 is one that the reader may refuse.
+/// A name or an address, which has colons only where it is one of IPv6, with or without brackets.
+CLI::Validator host();
+
+/// HOST:PORT or HOST. The reader may refuse port 0, or an endpoint without one.
 CLI::Validator endpoint();
+
+struct Endpoint {
+  std::string host;  // without brackets
+  std::optional<int> port;
+};
+
+/// \return nothing where endpoint() refuses the text.
+std::optional<Endpoint> endpoint_of(const std::string& text);
 
 /// A value that is part of a line, so without spaces.
 CLI::Validator word();

@@ -38,7 +38,9 @@ Host host_of(const std::string& text) {
   }
   host.name = without_brackets(host.name);
   // ssh would take it for an option of its own.
-  if (host.name.empty() || host.name.front() == '-') refuse_text("a host's name", text);
+  const bool has_space = host.name.find_first_of(" \t\r\n") != std::string::npos;
+  if (host.name.empty() || host.name.front() == '-' || has_space)
+    refuse_text("a host's name", text);
   return host;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
@@ -25,7 +26,7 @@ constexpr const char* kSsh = "ssh -tt -o LogLevel=ERROR";
 
 std::string text_of_file(const std::string& path) {
   std::ifstream file(path);
-  if (!file) {
+  if (!file || std::filesystem::is_directory(path)) {
     throw CLI::ValidationError("--hostfile: expected a file that can be read, got '" + path + "'");
   }
   std::ostringstream text;

@@ -174,7 +174,8 @@ void HostsLoop::reap_ended() {
 void HostsLoop::on_ended(int node, int status) {
   int code = exit_code_of(status);
   auto how = describe_end(status);
-  const bool lacks_port = started_ < options_.nodes;
+  // A first host may name its port and end before this loop starts the others.
+  const bool lacks_port = started_ < options_.nodes && port_line_.port() == 0;
   if (code == 0 && lacks_port) {
     code = 1;
     how = "ended before its ddprun named a port";

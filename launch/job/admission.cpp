@@ -1,6 +1,7 @@
-// Which hosts a job takes, and their numbers.
+// Which clients a job takes and which lines of them, and the numbers of hosts.
 #include <algorithm>
 
+#include <ddp/internal/membership/lines.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -10,6 +11,65 @@
 
 namespace ddp::launch {
 
+using membership::Back;
+using membership::Hello;
+
+namespace {
+
+std::string first_word(const std::string& line) { return line.substr(0, line.find(' ')); }
+
+struct Introduction {
+  std::string token;
+  int slot = -1;
+};
+
+/// Nothing: the line goes on with what came before.
+std::optional<Introduction> introduction_of(const MemberMessage& message) {
+  if (const auto* hello = std::get_if<Hello>(&message))
+    return Introduction{hello->token, hello->slot};
+  if (const auto* back = std::get_if<Back>(&message)) return Introduction{back->token, back->slot};
+  return std::nullopt;
+}
+
+}  // namespace
+
+/// A client is what its first line says, a launcher or a member, until its connection ends. A
+/// launcher's lines of other words mean nothing. A line that its client cannot send ends the
+/// connection, and the lines behind it, which were read already, are dropped.
+void Job::on_line(Time now, Client client, const std::string& line) {
+  now_ = now;
+  if (closed_.count(client) > 0) return;
+  if (is_launcher(client)) return take_from_launcher(client, line);
+  const bool is_member = members_.count(client) > 0;
+  if (first_word(line) == "host" && !is_member) return admit(client, line);
+  const auto message = membership::message_of<MemberMessage>(line);
+  if (!message || !membership_) return close(client);
+  const auto introduced = introduction_of(*message);
+  if (introduced ? introduced->token != token_ : !is_member) return close(client);
+  if (state_ == State::Draining || state_ == State::Over) {
+    wires_.send(
+        client, membership::line_of(CoordinatorMessage(membership::End{0, {"the job is done"}})));
+    return close(client);
+  }
+  members_.insert(client);
+  membership_->on_message(now, client, *message);
+  if (introduced) ask_to_leave(introduced->slot);
+  apply_orders();
+}
+
+/// A process that was started, and had not said hello yet when its host was told to leave.
+void Job::ask_to_leave(int slot) {
+  // Else it is of a host that came back, whose launcher's line about it is not read yet.
+  const bool runs_there =
+      any_of(launchers_, [&](const auto& entry) { return entry.second.running.count(slot) > 0; });
+  if (leaving_.count(slot) > 0 && runs_there) membership_->on_leave_wanted(now_, slot);
+}
+
+void Job::close(Client client) {
+  closed_.insert(client);
+  wires_.close(client);
+}
+
 void Job::admit(Client client, const std::string& line) {
   InputText words(line);
   std::string word, token;
@@ -17,7 +77,7 @@ void Job::admit(Client client, const std::string& line) {
   bool elastic = false;
   int nodes = 0, restarts = 0, held = 0;
   words >> word >> token >> elastic >> launcher.node >> nodes >> launcher.ranks >> restarts >> held;
-  if (!words) return wires_.close(client);
+  if (!words) return close(client);
   if (!is_same_job(token_, token)) return refuse_other_job(client, token, held == 0);
   const bool comes_late = state_ == State::Draining && held == 0;
   if (comes_late || state_ == State::Over) {
@@ -27,10 +87,10 @@ void Job::admit(Client client, const std::string& line) {
   const auto why = reason_to_refuse(launcher, elastic, nodes, restarts);
   if (!why.empty()) {
     wires_.send(client, str("finish 1 0 ", why));
-    return wires_.close(client);
+    return close(client);
   }
   const bool is_node = launcher.node >= 0 && (elastic || launcher.node < options_.nodes);
-  if (!is_node && !options_.rendezvous) return wires_.close(client);
+  if (!is_node && !options_.rendezvous) return close(client);
   if (state_ != State::Joining && launcher.node < 0) launcher.node = free_node();
   launchers_[client] = launcher;
   wires_.watch(client);
@@ -61,7 +121,7 @@ void Job::refuse_other_job(Client client, const std::string& id, bool is_new) {
                     "--token, got '",
                     id, "'. Give all hosts of a job the same; two jobs need two ports."));
   }
-  wires_.close(client);
+  close(client);
 }
 
 /// Why a launcher cannot take part; "": it can.

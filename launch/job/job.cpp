@@ -16,7 +16,6 @@
 namespace ddp::launch {
 
 using membership::line_of;
-using membership::message_of;
 
 namespace {
 
@@ -24,8 +23,6 @@ constexpr std::chrono::milliseconds kStopLimit(20000);  // after which a launche
 constexpr size_t kDeathsInARow = 3;
 constexpr std::chrono::seconds kDeathsWithin(10);
 constexpr std::chrono::milliseconds kLastWords(30000);  // ranks may save what they have
-
-std::string first_word(const std::string& line) { return line.substr(0, line.find(' ')); }
 
 }  // namespace
 
@@ -65,27 +62,9 @@ MembershipLimits Job::limits() const {
   return limits;
 }
 
-void Job::on_line(Time now, Client client, const std::string& line) {
-  now_ = now;
-  if (is_launcher(client)) return take_from_launcher(client, line);
-  if (first_word(line) == "host") return admit(client, line);
-  const auto message = message_of<MemberMessage>(line);
-  if (!message || !options_.elastic) return wires_.close(client);
-  std::string token = token_;
-  if (const auto* hello = std::get_if<membership::Hello>(&*message)) token = hello->token;
-  if (const auto* back = std::get_if<membership::Back>(&*message)) token = back->token;
-  if (token != token_ || !membership_) return wires_.close(client);
-  if (state_ == State::Draining || state_ == State::Over) {
-    wires_.send(client, line_of(CoordinatorMessage(membership::End{0, {"the job is done"}})));
-    return wires_.close(client);
-  }
-  members_.insert(client);
-  membership_->on_message(now, client, *message);
-  apply_orders();
-}
-
 void Job::on_closed(Time now, Client client) {
   now_ = now;
+  closed_.erase(client);
   if (members_.erase(client) > 0 && membership_) {
     membership_->on_closed(now, client);
     return apply_orders();
@@ -230,7 +209,7 @@ void Job::on_member_exited(Client client, const Exit& exit) {
   apply_orders();
   if (state_ == State::Stopping || state_ == State::Over) return;
 
-  const bool leaves = leaving_.count(exit.rank) > 0;
+  const bool leaves = leaving_.count(exit.rank) > 0 || launchers_.at(client).leaving;
   if (exit.code != 0 && (state_ == State::Draining || leaves)) {
     if (code_ == 0) code_ = exit.code;
     tell(exit.report() + (leaves ? "" : "; the job is done, so no other one is started"));
@@ -303,7 +282,7 @@ void Job::start_all_again(int code) {
   code_ = code;
   membership_.reset();
   remember({});
-  for (const Client member : std::exchange(members_, {})) wires_.close(member);
+  for (const Client member : std::exchange(members_, {})) close(member);
   stop_deadline_ = now_ + options_.grace.value_or(kGraceAfterSignal) + kStopLimit;
   for (auto& [client, launcher] : launchers_) {
     launcher.starting = false;
@@ -328,7 +307,9 @@ void Job::begin_again_if_all_gone() {
 void Job::on_signal(Client client, int signal) {
   const bool trains = state_ == State::Training && membership_ && membership_->established();
   if (signal == SIGTERM && trains) {
-    for (const auto& [rank, pid] : launchers_.at(client).running) {
+    Launcher& launcher = launchers_.at(client);
+    launcher.leaving = true;
+    for (const auto& [rank, pid] : launcher.running) {
       leaving_.insert(rank);
       membership_->on_leave_wanted(now_, rank);
     }
@@ -382,7 +363,7 @@ void Job::apply_orders() {
       wires_.send(send->to, line_of(send->message));
     } else if (const auto* close = std::get_if<Membership::Close>(&order)) {
       members_.erase(close->connection);
-      wires_.close(close->connection);
+      this->close(close->connection);
     } else if (const auto* kill = std::get_if<Membership::Kill>(&order)) {
       for (const auto& [client, launcher] : launchers_) {
         const auto running = launcher.running.find(kill->slot);

@@ -71,6 +71,7 @@ class Job {
     std::map<int, int> running;  // pids by rank
     bool starting = false;       // until its first process is there
     bool ending = false;         // until it has sent "gone"
+    bool leaving = false;        // starts no rank any more
   };
   struct Exit {
     int rank = 0;
@@ -81,6 +82,8 @@ class Job {
     std::string report() const;
   };
 
+  void ask_to_leave(int slot);
+  void close(Client client);
   void admit(Client client, const std::string& line);
   std::string reason_to_refuse(
       const Launcher& launcher, bool elastic, int nodes, int restarts) const;
@@ -127,6 +130,7 @@ class Job {
   std::optional<Membership> membership_;  // of an elastic job; none: between two attempts
   std::map<Client, Launcher> launchers_;
   std::set<Client> members_;
+  std::set<Client> closed_;                  // by this job; what they sent before is dropped
   std::set<int> leaving_;                    // ranks that are not replaced
   std::string remember_error_;               // of the last attempt; "": none
   std::map<int, std::vector<Time>> deaths_;  // by rank

@@ -194,6 +194,21 @@ TEST_CASE("where localhost is the first of several hosts, the others get its nam
   CHECK(sorted_lines(job.out) == Words{"[0]" + at, "[1]" + at});
 }
 
+TEST_CASE("a first host that ends as soon as it has named its port is followed", "[process]") {
+  // The first client ends while ddprun is stopped, which then sees port and end at once.
+  const FakeRsh rsh(
+      "mkdir \"$0.first\" 2>/dev/null || exec sh -c \"$*\"\n"
+      "kill -STOP $PPID; sh -c \"$*\"; code=$?\n"
+      "(until grep -q '^State:.Z' /proc/$$/status; do sleep 0.01; done; kill -CONT $PPID) \\\n"
+      "  </dev/null >/dev/null 2>&1 &\n"
+      "exit $code\n");
+  const Ended job = run(
+      ddprun_sh({"-H", "a:1,b:1", "--master-addr", "localhost", "--rsh", rsh.path()}, "echo here"));
+  CAPTURE(job.out, job.err);
+  CHECK(job.code == 0);
+  CHECK(sorted_lines(job.out) == Words{"[0] here", "[1] here"});
+}
+
 TEST_CASE("a client that passes no input on is told from a hang-up", "[process]") {
   const FakeRsh rsh("exec sh -c \"$*\" </dev/null\n");
   const Ended job = run(on_hosts(rsh, {}, "exec sleep 100"));

@@ -77,12 +77,21 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
       {{"-n", "2", "--"}, {"expected a program"}},
       {{"-n", "2", ""}, {"program's name"}},
       {{"-n", "2", "--frobnicate", "p"}, {"unknown option '--frobnicate'"}},
+      {{"--nproc", "2", "p"}, {"unknown option '--nproc'"}},
+      {{"-n", "2", "--log-dir=", "./train", "data"}, {"--log-dir", "after '='", "got nothing"}},
+      {{"--nproc_per_node=", "p"}, {"--nproc-per-node", "after '='"}},
       {{"-n", "2", "--nnodes", "2", "p"},
        {"--rdzv-endpoint, the same on every host", "--master-addr and --master-port"}},
       {{"-n", "2", "--nnodes", "2", "--master-addr", "h", "p"}, {"--master-port"}},
       {{"-n", "2", "--rdzv-endpoint", "h", "p"}, {"--rdzv-endpoint", "HOST:PORT", "'h'"}},
       {{"-n", "2", "--rdzv-endpoint", ":1", "p"}, {"--rdzv-endpoint", "HOST:PORT"}},
       {{"-n", "2", "--rdzv-endpoint", "h:0", "p"}, {"--rdzv-endpoint", "1 to 65535"}},
+      {{"-n", "2", "--rdzv-endpoint", "h:", "p"}, {"--rdzv-endpoint", "HOST:PORT", "'h:'"}},
+      {{"-n", "2", "--rdzv-endpoint", "::1", "p"}, {"--rdzv-endpoint", "HOST:PORT", "'::1'"}},
+      {{"-n", "2", "--rdzv-endpoint", "http://h:1", "p"}, {"--rdzv-endpoint", "'http://h:1'"}},
+      {{"-n", "2", "--rdzv-endpoint", " h:1", "p"}, {"--rdzv-endpoint", "' h:1'"}},
+      {{"-n", "2", "--master-addr", "h:1", "p"}, {"--master-addr", "name or address", "'h:1'"}},
+      {{"-n", "2", "--master-addr", "h h", "p"}, {"--master-addr", "'h h'"}},
       {{"-n", "2", "--rdzv-endpoint", "h:1", "--master-port", "2", "p"},
        {"--rdzv-endpoint", "replaces"}},
       {{"-n", "2", "--standalone", "--rdzv-endpoint", "h:1", "p"},
@@ -111,6 +120,28 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
     CHECK_THAT(parse.err, Catch::Matchers::StartsWith("ddprun: ") && ContainsText("--help"));
     for (const auto& text : bad.said) CHECK_THAT(parse.err, ContainsText(text));
   }
+}
+
+TEST_CASE("an endpoint's host may be an address of IPv6", "[pure]") {
+  const auto of = [](const std::string& endpoint, const char* backend) {
+    const Parse parse(
+        {"-n", "2", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-backend", backend, "p"});
+    CAPTURE(parse.err);
+    CHECK(parse.accepted);
+    return parse.options.master_addr + " " + std::to_string(parse.options.master_port);
+  };
+  CHECK(of("h:1", "static") == "h 1");
+  CHECK(of("[::1]:29500", "static") == "::1 29500");
+  CHECK(of("::1:29500", "static") == "::1 29500");
+  CHECK(of("fe80::1%eth0:29500", "static") == "fe80::1%eth0 29500");
+  // Torchrun's port where the endpoint has none.
+  CHECK(of("host_0", "c10d") == "host_0 29400");
+  CHECK(of("::1", "c10d") == "::1 29400");
+  CHECK(of("[2001:db8::1]", "c10d") == "2001:db8::1 29400");
+  CHECK(Parse({"-n", "2", "--master-addr", "[::1]", "p"}).options.master_addr == "::1");
+  // One host has a free port.
+  const Parse alone({"-n", "2", "--rdzv-endpoint", "h", "--rdzv-backend", "c10d", "p"});
+  CHECK(alone.options.master_port == 0);
 }
 
 TEST_CASE("--help lists every option and --version prints the version", "[pure]") {
@@ -315,7 +346,8 @@ TEST_CASE("a bad PET_* variable is an error that names it", "[pure][errors]") {
        {},
        {},
        "PET_NODE_RANK: expected a whole number from 0 to 65535, got 'x'"},
-      {"PET_RDZV_ENDPOINT", "h", {}, {}, "PET_RDZV_ENDPOINT: expected HOST:PORT"},
+      {"PET_RDZV_ENDPOINT", "h:", {}, {}, "PET_RDZV_ENDPOINT: expected HOST:PORT"},
+      {"PET_RDZV_ENDPOINT", "h", {}, {}, "PET_RDZV_ENDPOINT='h' as --rdzv-endpoint: expected"},
       {"PET_RDZV_ENDPOINT", "h:0", {}, {}, "PET_RDZV_ENDPOINT='h:0' as --rdzv-endpoint: expected"},
       {"PET_MASTER_PORT", "x", {}, {}, "PET_MASTER_PORT: expected a whole number from 1 to 65535"},
       {"PET_RDZV_BACKEND", "etcd", {}, {}, "PET_RDZV_BACKEND: expected static or c10d, got 'etcd'"},
