@@ -61,9 +61,10 @@ class ProtoMessage {
 };
 
 // The numbers of fields.
-constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5;  // of Event
-constexpr uint32_t kValue = 1;                                                // of Summary
-constexpr uint32_t kTag = 1, kSimpleValue = 2;                                // of Summary.Value
+constexpr uint32_t kWallTimeField = 1, kStepField = 2, kFileVersionField = 3,
+                   kSummaryField = 5;                     // of Event
+constexpr uint32_t kValueField = 1;                       // of Summary
+constexpr uint32_t kTagField = 1, kSimpleValueField = 2;  // of Summary.Value
 
 }  // namespace
 
@@ -73,19 +74,21 @@ std::string event_record(const std::string& payload) {
 }
 
 std::string first_event(double time) {
-  return event_record(
-      ProtoMessage().add_double(kWallTime, time).add_bytes(kFileVersion, "brain.Event:2").bytes());
+  return event_record(ProtoMessage()
+                          .add_double(kWallTimeField, time)
+                          .add_bytes(kFileVersionField, "brain.Event:2")
+                          .bytes());
 }
 
 std::string scalar_event(const MetricPoint& point) {
   const auto value = ProtoMessage()
-                         .add_bytes(kTag, point.name)
-                         .add_float(kSimpleValue, static_cast<float>(point.value));
-  const auto summary = ProtoMessage().add_bytes(kValue, value.bytes());
+                         .add_bytes(kTagField, point.name)
+                         .add_float(kSimpleValueField, static_cast<float>(point.value));
+  const auto summary = ProtoMessage().add_bytes(kValueField, value.bytes());
   return event_record(ProtoMessage()
-                          .add_double(kWallTime, point.time)
-                          .add_int64(kStep, point.step)
-                          .add_bytes(kSummary, summary.bytes())
+                          .add_double(kWallTimeField, point.time)
+                          .add_int64(kStepField, point.step)
+                          .add_bytes(kSummaryField, summary.bytes())
                           .bytes());
 }
 

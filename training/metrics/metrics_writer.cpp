@@ -1,5 +1,6 @@
 #include "metrics/metrics_writer.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,16 @@ constexpr size_t kMostQueued = size_t{1} << 20;          // points
 constexpr size_t kMostUnwrittenBytes = size_t{1} << 24;  // of a file
 constexpr uint64_t kLongestLine = uint64_t{1} << 16;     // of JSON: a name has 1000 bytes at most
 constexpr std::chrono::seconds kPatienceOfDestructor(30);
+
+// A pipe that nobody reads and a limit of a file's size would end the program; so they are errors
+// of write() in this thread.
+void block_signals_of_writes() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  sigaddset(&signals, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
 
 AppendedFile open_event_file(const std::string& folder) {
   static std::atomic<int> count{0};
@@ -71,8 +82,11 @@ struct PointFile {
   std::string write(const std::vector<MetricPoint>& points) {
     for (const auto& point : points) {
       const auto bytes = encode(point);
-      const bool fits = unwritten.size() + bytes.size() <= kMostUnwrittenBytes;
-      fits ? unwritten += bytes : (++lost, unwritten);
+      if (unwritten.size() + bytes.size() <= kMostUnwrittenBytes) {
+        unwritten += bytes;
+      } else {
+        ++lost;
+      }
     }
     const auto problem = problem_of([&] {
       if (!unwritten.empty()) file.append(unwritten);
@@ -108,6 +122,7 @@ struct MetricsWriter::State {
 };
 
 void MetricsWriter::State::run() {
+  block_signals_of_writes();
   std::unique_lock lock(mutex);
   while (!ended) {
     changed.wait(lock, [&] { return closing || drains > drained || !queued.empty(); });

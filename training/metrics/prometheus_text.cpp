@@ -14,7 +14,7 @@ std::string label_text(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
     if (c == '\\' || c == '"') escaped += '\\';
-    c == '\n' ? escaped += "\\n" : escaped += c;
+    escaped += c;
   }
   return escaped;
 }

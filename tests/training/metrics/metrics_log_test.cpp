@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -56,21 +55,16 @@ std::string line_of(const std::string& name, const std::string& value, int step)
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {
-    ignored_ = std::signal(SIGXFSZ, SIG_IGN);
     ::getrlimit(RLIMIT_FSIZE, &before_);
     const rlimit limit{bytes, before_.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &limit);
   }
-  ~FullDisk() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, ignored_);
-  }
+  ~FullDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
   FullDisk(const FullDisk&) = delete;
   FullDisk& operator=(const FullDisk&) = delete;
 
  private:
   rlimit before_{};
-  void (*ignored_)(int) = nullptr;
 };
 
 }  // namespace
