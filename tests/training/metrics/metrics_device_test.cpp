@@ -20,7 +20,7 @@ TEST_CASE("the host waits for a device once a batch of values", "[training][once
   const auto waits = run_ranks<std::vector<int>>(1, [&](const Rank& self) {
     ddp::Metrics metrics(
         ddp::MetricsOptions().jsonl(folder.file("a")).average_every(8).group(self.group));
-    auto value = at::full({1}, 1.5).to(at::kPrivateUse1);
+    auto value = at::full({1}, 1.5, at::kDouble).to(at::kPrivateUse1);
     auto other = at::full({}, 7, at::kLong).to(c10::Device(at::kPrivateUse1, 1));
     std::vector<int> seen;
     const int before = device.host_waits;

@@ -105,6 +105,15 @@ TEST_CASE("an event has its fields as protocol buffers write them", "[training][
       two + bytes_of({0x10, 0xAC, 0x02}) +                    // step = 300
           bytes_of({0x2A, 13, 0x0A, 11, 0x0A, 4}) + "loss" +  // summary, value, tag
           bytes_of({0x15, 0, 0, 0, 0x3F}));                   // simple_value = 0.5f
+  for (const auto& [step, bytes] : std::map<int64_t, std::vector<int>>{
+           {0, {0x10, 0}},
+           {127, {0x10, 0x7F}},
+           {128, {0x10, 0x80, 0x01}},
+           {16384, {0x10, 0x80, 0x80, 0x01}}}) {
+    CHECK(
+        payload(ddp::scalar_event({"", step, 2.0, 0})).substr(9, bytes.size() + 1) ==
+        bytes_of(bytes) + "\x2A");
+  }
 }
 
 TEST_CASE("a line of JSON has one point, whatever its name and value", "[training][pure]") {
