@@ -4,11 +4,11 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/crc32c.h>
 #include <ddp/internal/text.h>
 
 #include <ddp/internal/random_state.h>
 #include "checkpointer/save_job.h"
-#include "files/crc32c.h"
 #include "files/folder.h"
 #include "parts/cut_parts.h"
 #include "python/torch_file.h"

@@ -1,4 +1,4 @@
-#include "files/crc32c.h"
+#include <ddp/internal/crc32c.h>
 
 #if defined(__aarch64__)
 #include <asm/hwcap.h>

@@ -15,9 +15,9 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/crc32c.h>
 #include <ddp/internal/text.h>
 
-#include "files/crc32c.h"
 #include "files/manifest.h"
 
 namespace ddp {
@@ -59,6 +59,12 @@ Fd open_path(const std::string& path, int flags, const char* verb) {
   Fd opened(open(path.c_str(), flags | O_CLOEXEC, 0666));
   check_system(bool(opened), verb, path);
   return opened;
+}
+
+struct stat info_of(const Fd& file, const std::string& path) {
+  struct stat info {};
+  check_system(fstat(file.get(), &info) == 0, "write", path);
+  return info;
 }
 
 // Reads at most `size` bytes; fewer only at the end of the file.
@@ -104,6 +110,37 @@ FileSum OutputFile::finish() {
   check_system(fsync(file_.get()) == 0, "write", path_);
   check_system(file_.reset(), "write", path_);
   return sum_;
+}
+
+AppendedFile::AppendedFile(std::string path)
+    : path_(std::move(path)),
+      // Without O_NONBLOCK, a pipe without a reader would stop the program here.
+      file_(open_path(path_, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, "open")) {}
+
+bool AppendedFile::is_device() const { return !S_ISREG(info_of(file_, path_).st_mode); }
+
+uint64_t AppendedFile::size() const {
+  return is_device() ? 0 : static_cast<uint64_t>(info_of(file_, path_).st_size);
+}
+
+void AppendedFile::cut_to(uint64_t size) {
+  check_system(
+      TEMP_FAILURE_RETRY(ftruncate(file_.get(), static_cast<off_t>(size))) == 0, "write", path_);
+}
+
+void AppendedFile::append(const std::string& bytes) {
+  if (info_of(file_, path_).st_nlink == 0) throw_system("find", path_, ENOENT);
+  const auto before = size();
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t count = TEMP_FAILURE_RETRY(
+        write(file_.get(), bytes.data() + done, std::min(bytes.size() - done, kBlockBytes)));
+    if (count < 0) {
+      const int error = errno;
+      if (done > 0 && !is_device()) cut_to(before);
+      throw_system("write", path_, error);
+    }
+    done += static_cast<size_t>(count);
+  }
 }
 
 InputFile::InputFile(std::string path)

@@ -66,7 +66,4 @@ class JsonReader {
   int depth_ = 0;  // of skip_value()
 };
 
-/// Whether bytes are UTF-8, as JSON has to be.
-bool is_utf8(std::string_view bytes);
-
 }  // namespace ddp

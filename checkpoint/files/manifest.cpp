@@ -11,10 +11,10 @@
 #include <ATen/core/functional.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/crc32c.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
-#include "files/crc32c.h"
 #include "files/json_reader.h"
 
 namespace ddp {

@@ -13,6 +13,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
+#include <ddp/internal/utf8.h>
 
 #include "files/json_reader.h"
 

@@ -9,6 +9,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/metrics.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -22,10 +23,12 @@ namespace {
 // bit's sum is 0 or the world size exactly if all ranks request the same, and every rank sees the
 // same sums.
 constexpr size_t kHashBits = 64;
-constexpr size_t kMessageSize = 256;  // doubles
-constexpr size_t kFirstValues = kMessageSize - kHashBits;
+constexpr size_t kFirstValues = kMetricsInOneMessage;
+constexpr size_t kMessageSize = kHashBits + kFirstValues;  // doubles
 
-/// A rank's request: the called function, and the keys of a map.
+constexpr const char* kOfList = " of a list";
+
+/// A rank's request: the called function, and the keys of a map or the names of a list.
 struct MetricsRequest {
   std::string subject;  // "average of a map"
   std::vector<std::string> keys = {};
@@ -44,18 +47,47 @@ struct MetricsRequest {
   }
 
   bool has(const std::string& key) const { return contains(keys, key); }
+  bool is_list() const {
+    const std::string end = kOfList;
+    return subject.size() > end.size() &&
+           subject.compare(subject.size() - end.size(), end.size(), end) == 0;
+  }
 };
 
-std::string describe_subjects(const char* call, const std::vector<MetricsRequest>& by_rank) {
+// Says which ranks have which text: "a on rank 0 and b on ranks 1, 2". "" where all have the same.
+std::string describe_difference(const std::vector<std::string>& by_rank) {
   std::map<std::string, std::vector<size_t>> ranks;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks[by_rank[rank].subject].push_back(rank);
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks[by_rank[rank]].push_back(rank);
   if (ranks.size() == 1) return "";
   std::vector<std::string> parts;
-  for (const auto& [subject, asking] : ranks)
-    parts.push_back(subject + " on " + ranks_text(asking));
+  for (const auto& [text, having] : ranks) parts.push_back(text + " on " + ranks_text(having));
+  return joined_by(" and ", parts);
+}
+
+std::string describe_subjects(const char* call, const std::vector<MetricsRequest>& by_rank) {
+  std::vector<std::string> subjects;
+  for (const auto& request : by_rank) subjects.push_back(request.subject);
+  const auto difference = describe_difference(subjects);
+  if (difference.empty()) return "";
   return ddp::str(
-      call, ": expected the same call on every rank, got ", joined_by(" and ", parts), " of ",
-      by_rank.size(), ". Let every rank make the same calls in the same order.");
+      call, ": expected the same call on every rank, got ", difference, " of ", by_rank.size(),
+      ". Let every rank make the same calls in the same order.");
+}
+
+std::string describe_order(const char* call, const std::vector<MetricsRequest>& by_rank) {
+  size_t longest = 0;
+  for (const auto& request : by_rank) longest = std::max(longest, request.keys.size());
+  for (size_t place = 0; place < longest; ++place) {
+    std::vector<std::string> names;
+    for (const auto& request : by_rank)
+      names.push_back(place < request.keys.size() ? request.keys[place] : "none");
+    const auto difference = describe_difference(names);
+    if (difference.empty()) continue;
+    return ddp::str(
+        call, ": expected the same values in the same order on every rank, got ", difference,
+        " of ", by_rank.size(), ". Let every rank make the same calls in the same order.");
+  }
+  return "";
 }
 
 std::string describe_keys(const char* call, const std::vector<MetricsRequest>& by_rank) {
@@ -84,7 +116,8 @@ void check_requests(const char* call, const MetricsRequest& request, const Proce
     std::vector<MetricsRequest> by_rank;
     for (const auto& text : texts) by_rank.push_back(MetricsRequest::decoded(text));
     const auto problem = describe_subjects(call, by_rank);
-    return problem.empty() ? describe_keys(call, by_rank) : problem;
+    if (!problem.empty()) return problem;
+    return request.is_list() ? describe_order(call, by_rank) : describe_keys(call, by_rank);
   });
 }
 
@@ -147,6 +180,12 @@ std::map<std::string, double> sum_of_map(
 }
 
 }  // namespace
+
+std::vector<double> sum_in_order(
+    const char* subject, const std::vector<std::string>& names, const std::vector<double>& values,
+    const ProcessGroup& group) {
+  return summed(subject, {ddp::str(subject, kOfList), names}, values, group);
+}
 
 double sum(double value, const GroupArg& group) { return sum_of_value("sum", value, group.get()); }
 

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <random>
 
-#include "checkpoint/files/crc32c.h"
+#include <ddp/internal/crc32c.h>
+
 #include "checkpoint/files/manifest.h"
 #include "checkpoint/small_disk.h"
 #include "support/warnings.h"

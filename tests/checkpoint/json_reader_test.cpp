@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ddp/internal/text.h>
+#include <ddp/internal/utf8.h>
 
 #include "support/catch.h"
 

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <ddp/internal/crc32c.h>
 #include <ddp/internal/system/fd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <ddp/internal/forward_count.h>
-#include "checkpoint/files/crc32c.h"
 #include "checkpoint/files/manifest.h"
 #include "checkpoint/python/torch_file.h"
 #include "checkpoint/tensors/safetensors_file.h"

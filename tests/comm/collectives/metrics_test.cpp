@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ddp/internal/groups.h>
+#include <ddp/internal/metrics.h>
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
@@ -86,6 +87,20 @@ TEST_CASE("a map of any size is summed and averaged by its keys", "[comm][ranks]
   for (const auto& result : results) CHECK(result == std::vector<Metrics>{sums, means});
 }
 
+TEST_CASE("a list of any size is summed in its order, and may repeat names", "[comm][ranks]") {
+  const size_t count = GENERATE(0, 1, 192, 193, 1000);
+  CAPTURE(count);
+  const auto results = run_ranks<std::vector<double>>(2, [&](const Rank& self) {
+    std::vector<double> values;
+    for (size_t i = 0; i < count; ++i) values.push_back(static_cast<double>(i) + self.rank);
+    return ddp::sum_in_order("List", std::vector<std::string>(count, "same"), values, self.group);
+  });
+  for (const auto& result : results) {
+    REQUIRE(result.size() == count);
+    for (size_t i = 0; i < count; ++i) CHECK(result[i] == 2.0 * static_cast<double>(i) + 1);
+  }
+}
+
 TEST_CASE("a map of metrics takes one collective", "[comm][once]") {
   Events events;
   const auto group = group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
@@ -137,6 +152,20 @@ TEST_CASE("keys that differ are an error that names them on every rank", "[comm]
        },
        ": expected the same call on every rank, got average of a map on rank 1 and average of one "
        "value on rank 0 and sum of one value on rank 2 of 3."},
+      // The same names in another order, and more than one message holds.
+      {[](const Rank& self) {
+         std::vector<std::string> names(300, "a");
+         names[self.rank == 1 ? 250 : 251] = "b";
+         ddp::sum_in_order("List", names, std::vector<double>(300), self.group);
+       },
+       "List: expected the same values in the same order on every rank, got a on ranks 0, 2 and b "
+       "on rank 1 of 3. Let every rank make the same calls in the same order."},
+      {[](const Rank& self) {
+         ddp::sum_in_order(
+             "List", std::vector<std::string>(self.rank, "a"), std::vector<double>(self.rank),
+             self.group);
+       },
+       "got a on ranks 1, 2 and none on rank 0 of 3."},
   }));
   const auto errors = errors_of_ranks(3, [ask = ask](const Rank& self) {
     const auto error = error_of<c10::Error>([&] { ask(self); });

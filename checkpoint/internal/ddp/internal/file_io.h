@@ -41,6 +41,30 @@ class OutputFile {
   FileSum sum_;
 };
 
+/// A file that grows by records, and may have some of an earlier run.
+class AppendedFile {
+ public:
+  /// Opens the file, or creates it. Also takes a device, such as /dev/stdout.
+  ///
+  /// \throws c10::Error  with the path and the system's reason; so do all members.
+  explicit AppendedFile(std::string path);
+
+  const std::string& path() const { return path_; }
+  /// The file's bytes; 0 for a device.
+  uint64_t size() const;
+  /// Makes it end after that many bytes.
+  void cut_to(uint64_t size);
+  /// Appends all bytes, or none: where only some can be written, they are cut off again. They may
+  /// be lost with the power, not with the process. \throws  also where the file was removed.
+  void append(const std::string& bytes);
+
+ private:
+  bool is_device() const;
+
+  std::string path_;
+  Fd file_;
+};
+
 /// A file of which ranges of bytes are read.
 ///
 /// The ranges are copied and not mapped: a file that another process shortens meanwhile is an

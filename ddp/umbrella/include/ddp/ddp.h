@@ -45,6 +45,7 @@
 #include <ddp/lr_scheduler.h>
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
+#include <ddp/metrics_log.h>
 #include <ddp/model_averager.h>
 #include <ddp/optim.h>
 #include <ddp/output_tensors.h>
