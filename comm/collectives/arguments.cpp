@@ -1,5 +1,6 @@
 #include "collectives/arguments.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/core/functional.h>
@@ -11,6 +12,7 @@
 #include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
+#include "group/monitored_group.h"
 
 namespace ddp {
 namespace {
@@ -21,7 +23,7 @@ using c10d::ReduceOp;
     const char* call, const ReduceOp& op, const at::Tensor& tensor, c10d::ProcessGroup& group,
     const ReductionTable& served) {
   const auto dtype = tensor.scalar_type();
-  const auto backend = group.getBackend(tensor.device().type())->getBackendName();
+  const auto backend = backend_name(group, tensor.device().type());
   auto remedy = ddp::str("Use one of ", served.ops_of(dtype), " there");
   if (served.ops_of(dtype).empty()) {
     const auto of_op = served.dtypes_of(op.op_);
@@ -64,6 +66,25 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
     return reinterpret_cast<uintptr_t>(t.const_data_ptr());
   };
   return begin(one) < begin(other) + other.nbytes() && begin(other) < begin(one) + one.nbytes();
+}
+
+void check_tag(const char* call, int tag, c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      is_tag(tag), call, ": expected a tag of 0 to ", kMostTag, ", got ", tag, " ",
+      on_rank_text(group), ". Give both sides the same one, such as 0.");
+}
+
+// A program that was ported from Python may pass ranks of the world. Where a wrong rank is one of a
+// member, the text says which rank of the group that is.
+std::string world_rank_hint(int rank, c10d::ProcessGroup& group) {
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  if (own == nullptr) return "";
+  const auto& world_ranks = own->recipe().world_ranks;
+  const auto member = std::find(world_ranks.begin(), world_ranks.end(), rank);
+  if (member == world_ranks.end() || member - world_ranks.begin() == rank) return "";
+  return ddp::str(
+      " Python counts ranks in the world, where rank ", rank, " is rank ",
+      member - world_ranks.begin(), " of this group.");
 }
 
 // Returns the bytes of a contiguous tensor, sharing its memory.
@@ -135,17 +156,30 @@ void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup
   DDP_CHECK_VALUE(
       rank >= 0 && rank < group.getSize(), call, ": expected ", name,
       " to be a rank of the group, 0 to ", group.getSize() - 1, ", got ", rank, " ",
-      on_rank_text(group), ". Count ranks as get_rank() of that group does.");
+      on_rank_text(group), ". Count ranks as get_rank() of that group does.",
+      world_rank_hint(rank, group));
 }
 
 void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group) {
   check_rank(call, name, rank, group);
   DDP_CHECK_VALUE(
       rank != group.getRank(), call, ": expected ", name, " to be another rank, got this one ",
-      on_rank_text(group), ". What stays on a rank is copied, not sent.");
+      on_rank_text(group), ". What stays on a rank is copied, not sent.",
+      world_rank_hint(rank, group));
+  check_tag(call, tag, group);
+}
+
+void check_any_source(const at::Tensor& tensor, int tag, c10d::ProcessGroup& group) {
   DDP_CHECK_VALUE(
-      is_tag(tag), call, ": expected a tag of 0 to ", kMostTag, ", got ", tag, " ",
-      on_rank_text(group), ". Give both sides the same one, such as 0.");
+      group.getSize() > 1, "recv: expected another rank of the group to receive from, got a group ",
+      "of one rank. What stays on a rank is copied, not sent.");
+  check_tag("recv", tag, group);
+  DDP_CHECK_VALUE(
+      capabilities_of(group, tensor.device()).receives_from_any,
+      "recv: expected a rank in src, for backend ", backend_name(group, tensor.device().type()),
+      " cannot receive from any rank, got std::nullopt ", on_rank_text(group),
+      ". Name the sender, or receive a CPU tensor in a group with a backend for it, as in "
+      "backend(\"cpu:gloo,cuda:nccl\").");
 }
 
 WireReduction wire_reduction(

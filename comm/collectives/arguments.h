@@ -37,6 +37,9 @@ void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup
 /// Checks for another rank of the group, and a tag that backends accept.
 void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group);
 
+/// Checks a receive from any rank: for another rank, the tag, and a backend that can do it.
+void check_any_source(const at::Tensor& tensor, int tag, c10d::ProcessGroup& group);
+
 /// The reduction that is passed to the backend.
 struct WireReduction {
   c10d::ReduceOp op;

@@ -103,14 +103,15 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   });
 }
 
-WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
+WorkPtr recv_async(at::Tensor& tensor, std::optional<int> src, int tag, const GroupArg& group_arg) {
   const auto group = group_arg.get();
   check_tensor("recv", tensor, *group);
-  check_peer("recv", "src", src, tag, *group);
+  src ? check_peer("recv", "src", *src, tag, *group) : check_any_source(tensor, tag, *group);
   const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
   return monitored_message(false, src, tag, *group, tensor.device(), [&] {
-    return copying_out({{group->recv(tensors, src, tag)}}, {wire});
+    return copying_out(
+        {{src ? group->recv(tensors, *src, tag) : group->recvAnysource(tensors, tag)}}, {wire});
   });
 }
 
@@ -137,8 +138,10 @@ void send(const at::Tensor& tensor, int dst, int tag, const GroupArg& group) {
   send_async(tensor, dst, tag, group)->wait();
 }
 
-void recv(at::Tensor& tensor, int src, int tag, const GroupArg& group) {
-  recv_async(tensor, src, tag, group)->wait();
+int recv(at::Tensor& tensor, std::optional<int> src, int tag, const GroupArg& group) {
+  const auto work = recv_async(tensor, src, tag, group);
+  work->wait();
+  return src ? *src : work->sourceRank();
 }
 
 void barrier(const GroupArg& group) { barrier_async(group)->wait(); }

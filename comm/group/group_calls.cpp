@@ -1,6 +1,8 @@
 // How calls start in a group, and what its backends can do.
 #include <exception>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -126,6 +128,28 @@ std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c1
   const auto type = device.type();
   const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
   return own ? memory_of(own->serving(type)) : memory_of(backends::served(group.getBackend(type)));
+}
+
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
+  const auto* own = dynamic_cast<const MonitoredGroup*>(&group);
+  return own ? own->backend_name(device) : group.getBackend(device)->getBackendName();
+}
+
+std::string get_backend(const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  std::map<std::string, std::string> by_device;  // in the order of their names
+  for (const auto& device : group->getDeviceTypes()) {
+    const auto type = device.type();
+    by_device[c10::DeviceTypeName(type, /*lower_case=*/true)] = backend_name(*group, type);
+  }
+  std::string list;
+  for (const auto& [device, name] : by_device) {
+    list += ddp::str(list.empty() ? "" : ",", device, ':', name);
+  }
+  const auto is_first = [&](const auto& of_device) {
+    return of_device.second == by_device.begin()->second;
+  };
+  return !by_device.empty() && all_of(by_device, is_first) ? by_device.begin()->second : list;
 }
 
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {
@@ -256,10 +280,10 @@ WorkPtr monitored(
 }
 
 WorkPtr monitored_message(
-    bool sends, int peer, int tag, c10d::ProcessGroup& group, c10::Device device,
+    bool sends, std::optional<int> peer, int tag, c10d::ProcessGroup& group, c10::Device device,
     c10::function_ref<StartedCall()> start) {
   const auto monitor = own_monitor_of(group);
-  if (monitor) peer = monitor->job_rank(peer);
+  if (monitor && peer) peer = monitor->job_rank(*peer);
   const auto where = [sends, peer, tag] { return message_place(sends, peer, tag); };
   return start_monitored(where, group, device, start, Peers::Some, WaitOn::Stream);
 }

@@ -71,6 +71,12 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void set_registered_name(c10::DeviceType device, const std::string& name) {
     registered_names_[device] = name;
   }
+  /// The name of the backend that serves a device: as registered, else as it says itself.
+  std::string backend_name(c10::DeviceType device) const {
+    const auto named = registered_names_.find(device);
+    return named != registered_names_.end() ? named->second
+                                            : serving(device).backend->getBackendName();
+  }
   /// \throws c10::Error  if the group has none for tensors of that device.
   const backends::ServedBackend& serving(c10::DeviceType device) const;
 
@@ -136,6 +142,9 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
 };
 
+/// The name of the group's backend for a device.
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device);
+
 /// The device of a barrier. As Python: the group's device_id, else the CPU if the group has a
 /// backend for it, else the current device of a type that it has one for.
 c10::Device barrier_device(const c10d::ProcessGroup& group);
@@ -162,9 +171,9 @@ WorkPtr monitored(
 
 /// The same for a message.
 ///
-/// \param peer  the rank of the group that sends or receives it.
+/// \param peer  the rank of the group that sends or receives it; unset: any sender.
 WorkPtr monitored_message(
-    bool sends, int peer, int tag, c10d::ProcessGroup& group, c10::Device device,
+    bool sends, std::optional<int> peer, int tag, c10d::ProcessGroup& group, c10::Device device,
     c10::function_ref<StartedCall()> start);
 
 }  // namespace ddp

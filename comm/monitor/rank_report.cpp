@@ -9,8 +9,8 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kSend = "send to rank ";
-constexpr const char* kReceive = "recv from rank ";
+constexpr const char* kSend = "send to ";
+constexpr const char* kReceive = "recv from ";
 
 bool begins_with(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
@@ -105,8 +105,9 @@ std::optional<UnevenSteps> find_uneven_steps(
   return uneven;
 }
 
-std::string message_place(bool sends, int peer, int tag) {
-  return ddp::str(sends ? kSend : kReceive, peer, " with tag ", tag);
+std::string message_place(bool sends, std::optional<int> peer, int tag) {
+  const auto other = peer ? ddp::str("rank ", *peer) : std::string("any rank");
+  return ddp::str(sends ? kSend : kReceive, other, " with tag ", tag);
 }
 
 bool is_message_place(const std::string& where) {

@@ -44,8 +44,8 @@ std::optional<UnevenSteps> find_uneven_steps(
 
 // Where a rank waits that sends or receives a message: there no other rank waits.
 
-/// "send to rank 1 with tag 0".
-std::string message_place(bool sends, int peer, int tag);
+/// "send to rank 1 with tag 0", "recv from any rank with tag 0" without a peer.
+std::string message_place(bool sends, std::optional<int> peer, int tag);
 bool is_message_place(const std::string& where);
 /// The remedy for a rank that waits in `where` and others as `others` says: "" if none is known.
 std::string advice_for_message(const std::string& where, const std::string& others);

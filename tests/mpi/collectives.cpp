@@ -188,6 +188,11 @@ void compare_messages(const ProcessGroup& mpi) {
     require_equal(got, expected, "a message");
     require_equal(late, expected + 1, "a message with another tag");
     require_equal(last, expected + 2, "the second message with a tag");
+    const auto to_any = ddp::send_async(sent, next, 5, mpi);
+    const int sender = ddp::recv(last, std::nullopt, 5, mpi);
+    to_any->wait();
+    require(sender == previous, "a message of any rank names another sender");
+    require_equal(last, expected, "a message of any rank");
   }
 }
 

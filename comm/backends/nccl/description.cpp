@@ -48,6 +48,7 @@ RegisteredBackend describe_nccl() {
     capabilities.waits_on_stream = true;
     capabilities.reports_results = has_watchdog();
     capabilities.reduces_sparse = false;
+    capabilities.receives_from_any = false;
     capabilities.reductions = &reductions_of_nccl();
     return capabilities;
   };

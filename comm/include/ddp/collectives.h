@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -185,14 +186,23 @@ DDP_API c10::intrusive_ptr<c10d::Work> send_async(
     const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 
 /// Receives `tensor`, of the dtype and number of elements that were sent, from rank `src` of the
-/// group.
+/// group, or from whichever rank of the group sends first.
 ///
+/// \param src  std::nullopt: any other rank, over every backend but NCCL.
+/// \return  the sender's rank in the group; Python's recv returns its rank in the world.
 /// \throws c10::DistBackendError  over Gloo and shm, with both descriptions, if the sender sent
 ///         another dtype or number of elements; as after any failure, the group is then aborted.
-DDP_API void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
-/// `recv` that returns at once.
+///         Also if no rank sends within the group's timeout.
+///
+/// Receives that fit the same message get the messages in the order of the calls. Messages of
+/// several senders come in any order, so a program must not depend on it.
+/// Source: torch.distributed.recv, torch 2.11.0.
+DDP_API int recv(
+    at::Tensor& tensor, std::optional<int> src, int tag = 0, const GroupArg& group = {});
+/// `recv` that returns at once. After the wait, the handle's `sourceRank()` is the sender where
+/// `src` is std::nullopt.
 DDP_API c10::intrusive_ptr<c10d::Work> recv_async(
-    at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
+    at::Tensor& tensor, std::optional<int> src, int tag = 0, const GroupArg& group = {});
 
 /// A message of `batch_isend_irecv`.
 class P2POp {
@@ -243,7 +253,8 @@ class P2POp {
 DDP_API std::vector<c10::intrusive_ptr<c10d::Work>> batch_isend_irecv(
     const std::vector<P2POp>& ops, const GroupArg& group = {});
 
-/// Returns when every rank of the group has called it, and on GPUs has done what it queued before.
+/// Returns when every rank of the group has called it, and on GPUs has done what it queued before:
+/// on the group's device_id, else the current GPU where the group has no backend for the CPU.
 DDP_API void barrier(const GroupArg& group = {});
 /// `barrier` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});

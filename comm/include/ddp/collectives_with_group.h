@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -92,14 +93,15 @@ c10::intrusive_ptr<c10d::Work> send_async(const at::Tensor& tensor, int dst, con
   return send_async(tensor, dst, 0, group);
 }
 
-/// Receives `tensor` from rank `src` of the group, with tag 0.
+/// Receives `tensor` from rank `src` of the group, or of any rank, with tag 0.
 template <typename Group, detail::IfGroup<Group> = 0>
-void recv(at::Tensor& tensor, int src, const Group& group) {
-  recv(tensor, src, 0, group);
+int recv(at::Tensor& tensor, std::optional<int> src, const Group& group) {
+  return recv(tensor, src, 0, group);
 }
 /// `recv` that returns at once.
 template <typename Group, detail::IfGroup<Group> = 0>
-c10::intrusive_ptr<c10d::Work> recv_async(at::Tensor& tensor, int src, const Group& group) {
+c10::intrusive_ptr<c10d::Work> recv_async(
+    at::Tensor& tensor, std::optional<int> src, const Group& group) {
   return recv_async(tensor, src, 0, group);
 }
 

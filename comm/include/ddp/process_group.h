@@ -162,6 +162,18 @@ DDP_API bool is_main(const GroupArg& group = {});
 /// How many ranks the group has.
 DDP_API int get_world_size(const GroupArg& group = {});
 
+/// The name of the group's backend, such as "gloo": the one in use.
+///
+/// Where backend() named none, that is "shm", or "gloo" where the ranks cannot share memory. A
+/// group with one backend for the CPU and another for GPUs gives "cpu:gloo,cuda:nccl", as backend()
+/// takes it.
+///
+/// \throws c10::Error  on a rank that is not in the group.
+///
+/// Collective: no. Source: torch.distributed.get_backend, torch 2.11.0, which returns what the
+/// program named, and "undefined" where it named none.
+DDP_API std::string get_backend(const GroupArg& group = {});
+
 /// This process's number among the launcher's processes on this host, from 0.
 ///
 /// The value of LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, or that of another launcher. Where

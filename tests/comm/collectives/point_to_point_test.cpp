@@ -135,7 +135,7 @@ TEST_CASE(
     } else {
       auto tensor = expected.filled(0);
       async ? void(ddp::recv_async(tensor, 0, 3, self.group)->wait())
-            : ddp::recv(tensor, 0, 3, self.group);
+            : void(ddp::recv(tensor, 0, 3, self.group));
     }
     self.wait_until_others_end();
   });

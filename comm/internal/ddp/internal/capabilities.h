@@ -68,6 +68,8 @@ struct BackendCapabilities {
   bool falls_back_to_gloo = false;
   /// Its alltoall() takes one tensor per rank. If not, its alltoall_base() takes one flat tensor.
   bool exchanges_lists = true;
+  /// Its recvAnysource() works.
+  bool receives_from_any = true;
   /// The reductions that it supports; others are refused before anything is sent. Null: unknown, so
   /// the backend itself reports what it does not support.
   const ReductionTable* reductions = nullptr;

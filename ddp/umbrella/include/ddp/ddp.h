@@ -26,6 +26,7 @@
 #include <ddp/comm_hooks.h>
 #include <ddp/consolidate_checkpoint.h>
 #include <ddp/context_parallel.h>
+#include <ddp/datasets.h>
 #include <ddp/deferred_init.h>
 #include <ddp/device_mesh.h>
 #include <ddp/diloco.h>
@@ -49,6 +50,7 @@
 #include <ddp/model_averager.h>
 #include <ddp/optim.h>
 #include <ddp/output_tensors.h>
+#include <ddp/pad_collate.h>
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>
 #include <ddp/parameter_layout.h>
