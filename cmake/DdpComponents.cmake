@@ -61,7 +61,8 @@ endif()
 add_library(ddp::ddp ALIAS ddp)
 
 ddp_add_component(core ROOMS comm shard reducer sampler ddp)
-ddp_add_component(training ROOMS data checkpoint training USES core)
+ddp_add_component(checkpoint ROOMS data checkpoint USES core)
+ddp_add_component(training ROOMS training USES core checkpoint)
 ddp_add_component(parallel ROOMS parallel USES core)
 
 # <ddp/ddp.h>, which includes the public headers of all rooms; no room sees it.

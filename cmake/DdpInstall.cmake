@@ -14,7 +14,7 @@ set(ddp_kind Static)
 if(BUILD_SHARED_LIBS)
   set(ddp_kind Shared)
 endif()
-install(TARGETS ddp ddp_core ddp_training ddp_parallel EXPORT ddpTargets COMPONENT libraries)
+install(TARGETS ddp ddp_core ddp_checkpoint ddp_training ddp_parallel EXPORT ddpTargets COMPONENT libraries)
 install(EXPORT ddpTargets NAMESPACE ddp:: FILE ddp${ddp_kind}Targets.cmake
   DESTINATION ${ddp_package_dir} COMPONENT libraries)
 

@@ -16,7 +16,7 @@
 namespace ddp::launch {
 namespace {
 
-constexpr const char* kGroup = "Options of torchrun";
+constexpr const char* kTorchrunGroup = "Options of torchrun";
 constexpr int kMostSecondsToJoin = 86400;
 
 /// mpirun's options of several letters after one hyphen.
@@ -157,7 +157,7 @@ std::vector<std::string> with_own_spellings(
 
 void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
   const auto add = [&](const char* names, std::string& value, const char* help, const char* type) {
-    return app.add_option(names, value, help)->type_name(type)->group(kGroup);
+    return app.add_option(names, value, help)->type_name(type)->group(kTorchrunGroup);
   };
   add("--rdzv-backend", torchrun.backend,
       "With c10d and without --node-rank, hosts get their numbers as they come:\n"
@@ -179,17 +179,17 @@ void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun) {
   add("-r,--redirects", torchrun.redirects, "No meaning; --log-dir has both streams", "STREAMS")
       ->check(streams());
   app.add_flag("--no-python", torchrun.no_python, "Always so; the program is started as it is")
-      ->group(kGroup);
+      ->group(kTorchrunGroup);
   for (const char* name : kUnused) {
     app.add_option_function<std::string>(
            name, [&torchrun, name](const std::string&) { torchrun.unused.emplace_back(name); },
            "No meaning")
         ->type_name("VALUE")
-        ->group(kGroup);
+        ->group(kTorchrunGroup);
   }
   for (const char* name : kUnusedFlags) {
     const auto note = [&torchrun, name](int64_t) { torchrun.unused.emplace_back(name); };
-    app.add_flag_function(name, note, "No meaning")->group(kGroup);
+    app.add_flag_function(name, note, "No meaning")->group(kTorchrunGroup);
   }
 }
 

@@ -19,7 +19,7 @@
 namespace ddp::launch {
 namespace {
 
-constexpr const char* kGroup = "Options of mpirun, to start ddprun on other hosts";
+constexpr const char* kHostsGroup = "Options of mpirun, to start ddprun on other hosts";
 // -tt: when the client ends, the host's ddprun gets SIGHUP. Without ERROR, each client says that
 // its connection is closed.
 constexpr const char* kSsh = "ssh -tt -o LogLevel=ERROR";
@@ -98,20 +98,20 @@ void add_host_options(CLI::App& app, GivenHosts& given, LaunchOptions& options) 
          "Start a ddprun by ssh on each of these hosts, with so many ranks; user@HOST, too")
       ->check(not_empty("hosts"))
       ->type_name("HOST:RANKS,...")
-      ->group(kGroup);
+      ->group(kHostsGroup);
   app.add_option(
          "--hostfile", given.file,
          "The same from a file, with lines 'HOST slots=RANKS' or HOST:RANKS")
       ->check(not_empty("a file"))
       ->type_name("FILE")
-      ->group(kGroup);
+      ->group(kHostsGroup);
   app.add_option(
          "--np", given.all,
          "As -np: ranks of the whole job, which fill the hosts in their order.\nDefault: all that "
          "they have. Without hosts the same as -n")
       ->check(whole_number(1, kMaxLocalRanks * kMaxNodes))
       ->type_name("N")
-      ->group(kGroup);
+      ->group(kHostsGroup);
   app.add_option(
          "-x", given.variables,
          "Pass this variable on, or this value, beside PATH, LD_LIBRARY_PATH,\nOMP_NUM_THREADS, "
@@ -119,13 +119,13 @@ void add_host_options(CLI::App& app, GivenHosts& given, LaunchOptions& options) 
       ->allow_extra_args(false)
       ->check(not_empty("a variable's name"))
       ->type_name("NAME[=VALUE]")
-      ->group(kGroup);
+      ->group(kHostsGroup);
   app.add_option(
          "--rsh", given.rsh,
          "Called as PROGRAM HOST COMMAND in place of ssh; may have arguments: 'ssh -tt -p 2222'")
       ->check(not_empty("a program"))
       ->type_name("PROGRAM")
-      ->group(kGroup);
+      ->group(kHostsGroup);
   // As -H's ddprun calls that of a host.
   app.add_flag("--obey-stdin", options.obeys_stdin, "")->group("");
 }

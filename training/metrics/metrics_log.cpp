@@ -21,18 +21,19 @@
 #include "metrics/metrics_writer.h"
 
 namespace ddp {
-namespace {
-
-constexpr size_t kMostNameBytes = 1000;
-constexpr std::chrono::seconds kPatienceOfFlush(60);
-constexpr std::chrono::seconds kPatienceAtEnd(30);
-constexpr std::chrono::seconds kPatienceOfUnwinding(2);
 
 /// A value that this rank has added, and the ranks have not averaged.
 struct AddedMetric {
   MetricPoint point;
   at::Tensor on_device;  // the value, where the point does not have it yet
 };
+
+namespace {
+
+constexpr size_t kMostNameBytes = 1000;
+constexpr std::chrono::seconds kPatienceOfFlush(60);
+constexpr std::chrono::seconds kPatienceAtEnd(30);
+constexpr std::chrono::seconds kPatienceOfUnwinding(2);
 
 void check_options(const MetricsOptions& options) {
   DDP_CHECK_VALUE(
