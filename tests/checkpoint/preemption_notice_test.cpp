@@ -22,7 +22,7 @@ using ddp::PreemptionNotice;
 constexpr int kCalls = 12;
 
 // A rank that listens to nothing, so that only others can tell it.
-ddp::PreemptionNoticeOptions options_of(const Rank& self) {
+ddp::PreemptionNoticeOptions notice_options_of(const Rank& self) {
   return ddp::PreemptionNoticeOptions().signals({}).group(self.group);
 }
 
@@ -50,7 +50,7 @@ void (*handler_of(int signal))(int) {
 
 TEST_CASE("a signal to one rank is a notice to all in the same step", "[preemption][ranks]") {
   const auto steps = run_ranks<int>(3, [](const Rank& self) {
-    auto options = options_of(self);
+    auto options = notice_options_of(self);
     if (self.rank == 2) options.signals({SIGUSR1});
     PreemptionNotice notice(options);
     return step_of_notice(notice, [&](int step) {
@@ -63,7 +63,7 @@ TEST_CASE("a signal to one rank is a notice to all in the same step", "[preempti
 TEST_CASE("signals in different steps are one notice, of the first", "[preemption][ranks]") {
   const auto steps = run_ranks<int>(2, [](const Rank& self) {
     const int signal = self.rank == 0 ? SIGUSR1 : SIGUSR2;
-    PreemptionNotice notice(options_of(self).signals({signal}));
+    PreemptionNotice notice(notice_options_of(self).signals({signal}));
     return step_of_notice(notice, [&](int step) {
       if (step == (self.rank == 0 ? 7 : 3)) std::raise(signal);
     });
@@ -75,7 +75,7 @@ TEST_CASE("a file that one rank sees is a notice", "[preemption][ranks]") {
   const TemporaryFolder folder;
   const auto steps = run_ranks<int>(2, [&](const Rank& self) {
     const auto path = folder.file(std::to_string(self.rank));
-    PreemptionNotice notice(options_of(self).path(path));
+    PreemptionNotice notice(notice_options_of(self).path(path));
     return step_of_notice(notice, [&](int step) {
       if (self.rank == 1 && step == 5) std::ofstream(path) << "";
     });
@@ -85,14 +85,14 @@ TEST_CASE("a file that one rank sees is a notice", "[preemption][ranks]") {
 
 TEST_CASE("the ranks ask each other in every n-th call only", "[preemption][ranks]") {
   const auto steps = run_ranks<int>(2, [](const Rank& self) {
-    auto options = options_of(self).check_every(4);
+    auto options = notice_options_of(self).check_every(4);
     if (self.rank == 0) options.signals({SIGUSR1});
     PreemptionNotice notice(options);
     const int step = step_of_notice(notice, [&](int at) {
       if (self.rank == 0 && at == 5) std::raise(SIGUSR1);
     });
     // After three calls one rank alone would wait in the fourth.
-    PreemptionNotice other(options_of(self).check_every(4));
+    PreemptionNotice other(notice_options_of(self).check_every(4));
     for (int call = 0; self.rank == 0 && call < 3; ++call) (void)other.requested();
     return step;
   });
@@ -101,7 +101,7 @@ TEST_CASE("the ranks ask each other in every n-th call only", "[preemption][rank
 
 TEST_CASE("without a notice nobody leaves", "[preemption][ranks]") {
   const auto steps = run_ranks<int>(2, [](const Rank& self) {
-    PreemptionNotice notice(options_of(self).signals({SIGUSR1, SIGUSR2}));
+    PreemptionNotice notice(notice_options_of(self).signals({SIGUSR1, SIGUSR2}));
     return step_of_notice(notice, [](int) {});
   });
   CHECK(steps == std::vector<int>{-1, -1});
@@ -130,7 +130,7 @@ TEST_CASE("the last notice brings back the handlers that were there", "[preempti
 
 TEST_CASE("a signal of an earlier notice is none for the next one", "[preemption][ranks]") {
   const auto steps = run_ranks<int>(1, [](const Rank& self) {
-    const auto options = options_of(self).signals({SIGUSR1});
+    const auto options = notice_options_of(self).signals({SIGUSR1});
     {
       PreemptionNotice notice(options);
       std::raise(SIGUSR1);
