@@ -26,9 +26,9 @@ using Lists = std::vector<std::vector<size_t>>;
 
 /// Sample i has the data `first + i` and the target 10 times that; counts the batches it is asked
 /// for.
-class Counted : public datasets::Dataset<Counted> {
+class CountedSamples : public datasets::Dataset<CountedSamples> {
  public:
-  explicit Counted(size_t size, float first = 0)
+  explicit CountedSamples(size_t size, float first = 0)
       : size_(size), first_(first), batches_(std::make_shared<int>(0)) {}
   torch::data::Example<> get(size_t index) override {
     TORCH_CHECK(index < size_, "no such sample");
@@ -78,17 +78,18 @@ std::vector<float> values(const std::vector<torch::data::Example<>>& samples) {
 // The expected numbers: torch.utils.data.random_split, torch 2.11.0.
 TEST_CASE("random_split has Python's parts for a seed", "[pure][datasets]") {
   CHECK(
-      indices_of(random_split(Counted(10), {0.5, 0.3, 0.2}, 42)) ==
+      indices_of(random_split(CountedSamples(10), {0.5, 0.3, 0.2}, 42)) ==
       Lists{{2, 6, 1, 8, 4}, {5, 0, 9}, {3, 7}});
   CHECK(
-      indices_of(random_split(Counted(7), std::vector<double>(3, 1.0 / 3), 3)) ==
+      indices_of(random_split(CountedSamples(7), std::vector<double>(3, 1.0 / 3), 3)) ==
       Lists{{5, 3, 4}, {6, 0}, {2, 1}});
   CHECK(
-      indices_of(random_split(Counted(10), {3, 7}, 42)) == Lists{{2, 6, 1}, {8, 4, 5, 0, 9, 3, 7}});
+      indices_of(random_split(CountedSamples(10), {3, 7}, 42)) ==
+      Lists{{2, 6, 1}, {8, 4, 5, 0, 9, 3, 7}});
   CHECK(
-      indices_of(random_split(Counted(12), std::vector<int64_t>{5, 0, 7}, 7)) ==
+      indices_of(random_split(CountedSamples(12), std::vector<int64_t>{5, 0, 7}, 7)) ==
       Lists{{3, 4, 0, 5, 7}, {}, {9, 11, 6, 8, 1, 10, 2}});
-  const auto large = random_split(Counted(60000), {0.9, 0.1}, 1);  // of another algorithm
+  const auto large = random_split(CountedSamples(60000), {0.9, 0.1}, 1);  // of another algorithm
   CHECK(sizes_of(large) == std::vector<size_t>{54000, 6000});
   CHECK(large[0].indices().front() == 35845);
   CHECK(large[1].indices().back() == 12053);
@@ -97,7 +98,7 @@ TEST_CASE("random_split has Python's parts for a seed", "[pure][datasets]") {
 TEST_CASE("random_split rounds down, and deals out what is left", "[pure][datasets]") {
   using Sizes = std::vector<size_t>;
   const auto sizes = [](size_t size, const std::vector<double>& fractions) {
-    return sizes_of(random_split(Counted(size), fractions, 1));
+    return sizes_of(random_split(CountedSamples(size), fractions, 1));
   };
   CHECK(sizes(10, std::vector<double>(3, 1.0 / 3)) == Sizes{4, 3, 3});
   CHECK(sizes(7, {0.25, 0.25, 0.25, 0.25}) == Sizes{2, 2, 2, 1});
@@ -112,21 +113,21 @@ TEST_CASE("random_split rounds down, and deals out what is left", "[pure][datase
 
 TEST_CASE("parts have every sample once, and other seeds others", "[pure][datasets]") {
   for (const size_t size : {1, 2, 17, 1000}) {
-    const auto parts = indices_of(random_split(Counted(size), {0.6, 0.3, 0.1}, size));
+    const auto parts = indices_of(random_split(CountedSamples(size), {0.6, 0.3, 0.1}, size));
     std::vector<size_t> all, expected(size);
     for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
     std::sort(all.begin(), all.end());
     std::iota(expected.begin(), expected.end(), size_t{0});
     CHECK(all == expected);
   }
-  const Counted dataset(100);
+  const CountedSamples dataset(100);
   CHECK(
       indices_of(random_split(dataset, {0.5, 0.5}, 1)) !=
       indices_of(random_split(dataset, {0.5, 0.5}, 2)));
 }
 
 TEST_CASE("random_split refuses what does not divide the data set", "[pure][datasets][errors]") {
-  const Counted ten(10);
+  const CountedSamples ten(10);
   const auto error_for = [&](const auto& parts) {
     return error_of<c10::ValueError>([&] { random_split(ten, parts, 1); });
   };
@@ -157,7 +158,7 @@ TEST_CASE("random_split refuses what does not divide the data set", "[pure][data
 }
 
 TEST_CASE("a subset has the samples of its indices", "[pure][datasets]") {
-  Subset subset(Counted(10, 100), {7, 2, 2});
+  Subset subset(CountedSamples(10, 100), {7, 2, 2});
   CHECK(subset.size() == size_t{3});
   CHECK(values(subset.get_batch({2, 0})) == std::vector<float>{102, 107});
   CHECK(subset.get(0).target.item<float>() == 1070);
@@ -171,23 +172,23 @@ TEST_CASE("a subset has the samples of its indices", "[pure][datasets]") {
       ContainsText("Subset: expected the number of a sample, below its size 3, got 3"));
   CHECK_THAT(
       error_of<c10::ValueError>([] {
-        Subset(Counted(4), {1, 4});
+        Subset(CountedSamples(4), {1, 4});
       }),
       ContainsText("Subset: expected indices below 4, the data set's size, got 4 at position 1"));
 }
 
 TEST_CASE("parts of shared data sets use one, and of mapped ones the batch", "[pure][datasets]") {
-  auto parts = random_split(datasets::make_shared_dataset<Counted>(6), {0.5, 0.5}, 3);
+  auto parts = random_split(datasets::make_shared_dataset<CountedSamples>(6), {0.5, 0.5}, 3);
   CHECK(&*parts[0].dataset() == &*parts[1].dataset());
   CHECK(parts[0].get(1).data.item<float>() == static_cast<float>(parts[0].indices()[1]));
-  auto stacked = random_split(Counted(6).map(Stack()), {4, 2}, 3);
+  auto stacked = random_split(CountedSamples(6).map(Stack()), {4, 2}, 3);
   const auto batch = stacked[0].get_batch({0, 1, 2});
   CHECK(batch.data.sizes() == at::IntArrayRef{3, 1});
   CHECK(batch.data[2].item<float>() == static_cast<float>(stacked[0].indices()[2]));
 }
 
 TEST_CASE("a concatenation numbers its parts one after the other", "[pure][datasets]") {
-  const Counted first(3), empty(0), last(2, 50);
+  const CountedSamples first(3), empty(0), last(2, 50);
   ConcatDataset all({first, empty, last});
   CHECK(all.size() == size_t{5});
   CHECK(all.datasets().size() == 3);
@@ -199,7 +200,7 @@ TEST_CASE("a concatenation numbers its parts one after the other", "[pure][datas
       error_of<c10::ValueError>([&] { all.get(5); }),
       ContainsText("ConcatDataset: expected the number of a sample, below its size 5, got 5"));
   CHECK_THAT(
-      error_of<c10::ValueError>([] { ConcatDataset(std::vector<Counted>()); }),
+      error_of<c10::ValueError>([] { ConcatDataset(std::vector<CountedSamples>()); }),
       ContainsText("ConcatDataset: expected at least one data set, got none"));
   CHECK_THAT(
       error_of<c10::ValueError>([] { ConcatDataset({Unsized()}); }),
@@ -209,7 +210,8 @@ TEST_CASE("a concatenation numbers its parts one after the other", "[pure][datas
 
 TEST_CASE("loaders and samplers draw all samples of parts and concatenations", "[pure][datasets]") {
   const size_t workers = GENERATE(0, 2);
-  const auto parts = random_split(ConcatDataset({Counted(8), Counted(5, 100)}), {0.7, 0.3}, 1);
+  const auto parts =
+      random_split(ConcatDataset({CountedSamples(8), CountedSamples(5, 100)}), {0.7, 0.3}, 1);
   std::vector<float> drawn;
   for (const auto& part : parts) {
     for (size_t rank = 0; rank < 2; ++rank) {
