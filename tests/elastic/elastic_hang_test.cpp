@@ -30,8 +30,8 @@ struct HangResult {
   std::string fenced;
 };
 
-/// Counts steps. The process of slot 1 hangs in the third one until `released`, which the others
-/// set once they are done.
+/// Counts steps. Rank 1 of the first generation hangs in the third one until `released`, which the
+/// others set once they are done.
 HangResult count_steps(const std::string& coordinator, std::atomic<bool>& released) {
   Elastic run(ElasticOptions()
                   .coordinator(coordinator)
@@ -42,7 +42,8 @@ HangResult count_steps(const std::string& coordinator, std::atomic<bool>& releas
   run.add("count", count);
   run.loop([&] {
     if (count == kSteps) return false;
-    const bool hangs = run.generation().slot == 1 && count == 2;
+    const auto generation = run.generation();
+    const bool hangs = generation.number == 1 && generation.rank == 1 && count == 2;
     while (hangs && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     auto sum = torch::ones({1});
     all_reduce(sum, c10d::ReduceOp::SUM, run.process_group());
