@@ -220,7 +220,8 @@ std::string UsagePolicy::remedy_of_missing(const std::string& why) const {
     return "If a forward pass may skip parameters, set find_unused_parameters(true).";
   }
   return "If a forward pass may skip parameters, set find_unused_parameters(true); if not, check "
-         "that the loss uses every output.";
+         "that the loss uses every output. The results of ddp::all_gather carry no gradient; those "
+         "of ddp::functional::all_gather do.";
 }
 
 // By parameter, whether the outputs lead to it; empty when they are not known.

@@ -248,7 +248,7 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
         {ddp::str(
              pass.forwards, " training forward passes came since the last reduced backward pass"),
          "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
-         "under torch::NoGradGuard."});
+         "under torch::NoGradGuard, and put a loop that calls forward into one run()."});
   }
   unused = std::move(status.unused);
   pass_->asked = pass_->asked || status.asks;

@@ -172,7 +172,7 @@ TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][
   });
   const std::string remedy =
       "Every rank has to run as many forward and backward passes; evaluate in eval() mode or under "
-      "torch::NoGradGuard.";
+      "torch::NoGradGuard, and put a loop that calls forward into one run().";
   for (const auto& rank : seen) {
     CHECK(
         rank.first.error ==

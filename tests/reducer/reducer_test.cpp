@@ -225,7 +225,9 @@ TEST_CASE(
       "Reducer: backward ended without gradients for 1 of 2 parameters (first.weight) on rank ",
       size - 1, " of ", size,
       ". If a forward pass may skip parameters, set "
-      "find_unused_parameters(true); if not, check that the loss uses every output.");
+      "find_unused_parameters(true); if not, check that the loss uses every output."
+      " The results of ddp::all_gather carry no gradient; those of ddp::functional::all_gather "
+      "do.");
   for (const auto& texts : errors) {
     CHECK(texts == std::vector<std::string>{expected, "", expected, "", expected, ""});
   }

@@ -24,8 +24,6 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
       "DistributedDataParallel: wrap a std::shared_ptr to the module, as std::make_shared<Net>() "
       "makes it, or a holder from TORCH_MODULE(Net); the type of the first is "
       "DistributedDataParallel<std::shared_ptr<Net>>");
-  static_assert(
-      detail::has_forward<M>(), "DistributedDataParallel: the wrapped module has no forward");
   // An assertion above is then the only error.
   using Held = std::conditional_t<detail::is_wrappable<M>, M, detail::NotWrappable>;
 
@@ -40,8 +38,13 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   /// Collective: no, except in a join() with throw_on_early_termination.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    return forward_with(
-        detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
+    static_assert(
+        detail::has_forward<M>(),
+        "DistributedDataParallel: the wrapped module has no forward; call its functions in run()");
+    if constexpr (detail::has_forward<M>()) {  // else the assertion is the only error
+      return forward_with(
+          detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
+    }
   }
 
   /// `clone()` with the wrapped type: for a target network, or for another thread that computes

@@ -72,7 +72,9 @@ TEST_CASE(
           "the loss, or set find_unused_parameters(true).",
       subject +
           ") on rank 1 of 2. If a forward pass may skip parameters, set "
-          "find_unused_parameters(true); if not, check that the loss uses every output."};
+          "find_unused_parameters(true); if not, check that the loss uses every output."
+          " The results of ddp::all_gather carry no gradient; those of ddp::functional::all_gather "
+          "do."};
   CHECK(error == expected[reason]);
 }
 

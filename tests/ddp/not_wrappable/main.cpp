@@ -18,4 +18,5 @@ void not_wrappable() {
   ddp::DistributedDataParallel<Named> named(std::make_shared<Named>());
   ddp::DistributedDataParallel any(torch::nn::AnyModule{});
   ddp::DistributedDataParallel without_forward(std::make_shared<WithoutForward>());
+  without_forward->forward();
 }

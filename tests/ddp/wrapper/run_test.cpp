@@ -39,6 +39,14 @@ TORCH_MODULE(TwoHeads);
 
 using Model = DistributedDataParallel<TwoHeads>;
 
+struct WithoutForwardImpl : torch::nn::Module {
+  WithoutForwardImpl() { register_module("heads", heads); }
+  at::Tensor act(const at::Tensor& x) { return heads->forward(x); }
+
+  TwoHeads heads;
+};
+TORCH_MODULE(WithoutForward);
+
 at::Tensor inputs_of(int rank, int step = 0) {
   return draw_values({5, 3}, static_cast<uint64_t>(10 * step + rank));
 }
@@ -103,6 +111,18 @@ TEST_CASE("run is the forward pass of any function", "[ranks][ddp][many]") {
     CHECK(largest_difference(gradients, expected) < 1e-14);
     CHECK(all_equal(gradients, results[0]));
   }
+}
+
+TEST_CASE("a module without forward is trained by run", "[ranks][ddp]") {
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
+    DistributedDataParallel model(WithoutForward(), in(self));
+    const auto x = inputs_of(self.rank);
+    model->run([&] { return model->module()->act(x); }).square().mean().backward();
+    return gradients_of(*model->module());
+  });
+  const auto expected =
+      mean_gradients(2, [](TwoHeadsImpl& net, int rank) { return loss_of(net, inputs_of(rank)); });
+  for (const auto& gradients : results) CHECK(largest_difference(gradients, expected) < 1e-14);
 }
 
 // As of an actor and a critic that share their features.
