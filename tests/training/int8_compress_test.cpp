@@ -307,7 +307,7 @@ TEST_CASE("a gradient that is not finite stays so on all ranks", "[int8][ranks]"
 }
 
 TEST_CASE("Int8Compress trains as without a hook", "[int8][ranks]") {
-  constexpr int kSteps = 300;
+  constexpr int kSteps = 150;
   const auto last_loss = [](const std::vector<double>& losses) {
     double sum = 0;
     for (int i = kSteps - 50; i < kSteps; ++i) sum += losses[static_cast<size_t>(i)] / 50;
@@ -321,8 +321,8 @@ TEST_CASE("Int8Compress trains as without a hook", "[int8][ranks]") {
   };
   const auto plain = last_loss(run(false, {})[0]);
   CHECK(plain < 0.1);
-  for (const auto& options : all_kinds(256)) {
-    const auto seen = run(true, options);
+  for (const auto per : {Quantization::Block, Quantization::Tensor}) {
+    const auto seen = run(true, Int8Options().per(per));
     CHECK(seen[0].back() == seen[1].back());  // the sum of parameters
     const auto loss = last_loss(seen[0]);
     CAPTURE(plain, loss);

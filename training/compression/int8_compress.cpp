@@ -93,7 +93,7 @@ class Int8Compress::Impl {
   }
 
  private:
-  // What quantization lost, [elements of the bucket] float; with error_feedback.
+  // The errors of quantization, [elements of the bucket] float; with error_feedback.
   struct Lost {
     at::Tensor error;
   };

@@ -23,7 +23,7 @@ constexpr float kLargest = 127;  // in magnitude, without zero points
 constexpr float kMiddle = 128;   // the byte of 0, without zero points
 
 struct Range {
-  // Of a block's values. NaN where one of them is NaN.
+  // The range of a block's values: NaN where one of them is NaN.
   static Range of(const float* values, int64_t count, bool has_zero_points) {
     return has_zero_points ? with_zero_point(values, count) : symmetric(values, count);
   }

@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// What a row has in memory: the scales of its blocks as floats, with `has_zero_points` their zero
+/// A row in memory: the scales of its blocks as floats, with `has_zero_points` their zero
 /// points as floats, and then a byte a value. Blocks begin anew in every row.
 ///
 /// A value is scale * (byte - zero point). Without zero points that is 128, and bytes are 1 to 255.

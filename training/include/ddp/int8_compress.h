@@ -47,7 +47,7 @@ struct Int8Options {
 ///
 /// Error feedback is of both quantizations: a rank adds what its share of the means lost to its own
 /// errors. They are kept only in steps whose means are finite. A gradient that is not finite makes
-/// its block NaN on all ranks, with Quantization::Tensor the share.
+/// its block NaN on all ranks, with Quantization::Tensor the bucket.
 ///
 /// Gradients are float, half, bfloat16, or double, which becomes float on the way; those of other
 /// dtypes are an error. Sparse gradients are averaged whole.
