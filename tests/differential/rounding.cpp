@@ -94,9 +94,9 @@ std::vector<std::map<std::string, double>> bounds_of(
     }
   }
   // A compressed step: only that replicas are equal.
-  const int known = program.is("hook", "power_sgd|power_sgd_bf16") ? 2
+  const int known = program.is("hook", "power_sgd|power_sgd_bf16")   ? 2
                     : program.is("hook", "top_k_half|int8_channels") ? 0
-                                                                   : 9;
+                                                                     : 9;
   const bool is_end_known = program.number("steps") <= known;
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     for (const auto& [name, value] : expected[rank]) {

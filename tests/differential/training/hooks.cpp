@@ -38,10 +38,10 @@ void register_hook(RankRun& run, DistributedDataParallelBase* model) {
         model->register_comm_hook(hooks::int8_compress(hooks::Int8Options().block(1), self.group)));
   if (label == "int8_channels")
     DDP_DO(
-        trace, model->register_comm_hook(hooks::Int8Compress(
-                   hooks::Int8Options().block(16).error_feedback(false).per(
-                       hooks::Quantization::Channel),
-                   self.group)));
+        trace,
+        model->register_comm_hook(hooks::Int8Compress(
+            hooks::Int8Options().block(16).error_feedback(false).per(hooks::Quantization::Channel),
+            self.group)));
   if (label == "power_sgd")
     DDP_DO(
         trace, model->register_comm_hook(hooks::PowerSGD(
