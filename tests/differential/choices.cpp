@@ -365,7 +365,7 @@ const std::vector<Rule>& rules() {
       {"units=no_root", "passes=accumulate|sync_in_backward|averaged_then_accumulate"},
       {"units=no_root", "clip=*"},
       {"evaluation=one_rank", "layer=gathered|exchanged"},
-      {"hook=fp16|bf16", "scaler=*"},
+      {"hook=fp16|bf16|int8|int8_channels", "scaler=*"},
       {"output=*", "resumed_as=*"},
       // run() casts no inputs, and does not know how many samples they are.
       {"output=run", "precision=*"},
@@ -559,8 +559,7 @@ const std::vector<Rule>& rules() {
       {"precision=*", "change=*"},
       {"precision=*", "sharding=ignored"},
       {"precision=*", "hook=fp16|bf16|fp16_wrapper|bf16_wrapper|power_sgd_whole"},
-      {"hook=fp16_wrapper|bf16_wrapper|power_sgd|power_sgd_whole|top_k_half|int8_channels",
-       "scaler=*"},
+      {"hook=fp16_wrapper|bf16_wrapper|power_sgd|power_sgd_whole|top_k_half", "scaler=*"},
       // Hooks begin anew.
       {"hook=power_sgd|power_sgd_whole|top_k_half|int8_channels", "reload=*"},
       {"schedule_of_rate=*", "join=*"},
