@@ -2,6 +2,7 @@
 // memory that is freed too early, shows as NaN.
 #include <ddp/backend.h>
 #include <ddp/collectives.h>
+#include <ddp/int8_compress.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/power_sgd.h>
 #include <ddp/top_k.h>
@@ -160,7 +161,8 @@ TEST_CASE("memory of a collective stays for the stream that waits for it", "[str
 TEST_CASE("compressed gradients are right on streams", "[streams]") {
   Trained training;
   training.steps = 6;
-  const std::string name = GENERATE("power_sgd", "top_k", "fp16", "power_sgd in fp16");
+  const std::string name =
+      GENERATE("power_sgd", "top_k", "int8", "int8 of channels", "fp16", "power_sgd in fp16");
   const bool together = GENERATE(false, true);
   CAPTURE(name, together);
   if (together) training.options.bucket_cap_mb_list({1.0});
@@ -172,8 +174,12 @@ TEST_CASE("compressed gradients are right on streams", "[streams]") {
     reducer.register_comm_hook(
         name == "power_sgd" ? power_sgd()
         : name == "top_k"   ? hooks::top_k(hooks::TopKOptions().ratio(0.25), group)
-        : name == "fp16"    ? hooks::fp16_compress(group)
-                            : hooks::fp16_compress_wrapper(power_sgd()));
+        : name == "int8"    ? hooks::int8_compress({}, group)
+        : name == "int8 of channels"
+            ? hooks::int8_compress(
+                  hooks::Int8Options().block(16).per(hooks::Quantization::Channel), group)
+        : name == "fp16" ? hooks::fp16_compress(group)
+                         : hooks::fp16_compress_wrapper(power_sgd()));
   };
   CHECK(testing::all_equal(training.run(), on_cpu(training)));
 }

@@ -107,7 +107,7 @@ at::Tensor on_host(const at::Tensor& t);
 /// A backend of `size` ranks of which all others have what this one has. Its collectives run on a
 /// stream of its own, and a wait makes the current stream wait, as ProcessGroupNCCL's. It takes
 /// tensors of the CPU, too, for the same numbers without streams. It has all-reduce, broadcast, and
-/// all-gather and reduce-scatter of one tensor.
+/// all-gather, reduce-scatter and all-to-all of one tensor.
 c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size);
 constexpr c10::StreamId kEchoStream = 100;
 

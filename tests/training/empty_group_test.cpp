@@ -8,6 +8,7 @@
 #include <ddp/ddp.h>
 #include <ddp/fully_sharded.h>
 #include <ddp/grad_scaler.h>
+#include <ddp/int8_compress.h>
 #include <ddp/model_averager.h>
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>
@@ -97,6 +98,7 @@ TEST_CASE("an empty group is an error of each wrapper, layer and hook", "[errors
       {"all_reduce", [](const GroupArg& group) { hooks::all_reduce(group); }},
       {"fp16_compress", [](const GroupArg& group) { hooks::fp16_compress(group); }},
       {"bf16_compress", [](const GroupArg& group) { hooks::bf16_compress(group); }},
+      {"int8_compress", [](const GroupArg& group) { hooks::int8_compress({}, group); }},
       {"power_sgd", [](const GroupArg& group) { hooks::power_sgd({}, group); }},
       {"top_k", [](const GroupArg& group) { hooks::top_k({}, group); }}};
   for (const auto& item : takes) {

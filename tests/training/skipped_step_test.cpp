@@ -120,7 +120,9 @@ Memory of_zero(int stage) {
 }
 
 std::map<std::string, Memory> memories() {
+  using hooks::Int8Options;
   using hooks::PowerSGDOptions;
+  using hooks::Quantization;
   using hooks::TopKOptions;
   const auto rank = [](int64_t r) { return PowerSGDOptions().matrix_approximation_rank(r); };
   Memory in_half;
@@ -133,6 +135,8 @@ std::map<std::string, Memory> memories() {
       {"PowerSGD of rank 4", of_power_sgd(rank(4))},
       {"PowerSGD in batches", of_power_sgd(rank(2).batch_tensors_with_same_shape(true))},
       {"PowerSGD without feedback", of_power_sgd(rank(2).use_error_feedback(false))},
+      {"int8", of_hook<hooks::Int8Compress>(Int8Options().block(16))},
+      {"int8 of tensors", of_hook<hooks::Int8Compress>(Int8Options().per(Quantization::Tensor))},
       {"TopK", of_hook<hooks::TopK>(TopKOptions().ratio(0.1))},
       {"TopK in bfloat16", in_half},
       {"no hook", Memory()},

@@ -1,5 +1,6 @@
 // Communication hooks.
 #include <ddp/comm_hooks.h>
+#include <ddp/int8_compress.h>
 #include <ddp/power_sgd.h>
 #include <ddp/top_k.h>
 
@@ -30,6 +31,17 @@ void register_hook(RankRun& run, DistributedDataParallelBase* model) {
     DDP_DO(
         trace, model->register_comm_hook(hooks::bf16_compress_wrapper(
                    hooks::top_k(hooks::TopKOptions().ratio(1), self.group))));
+  // Each value is its block's largest, and exact in float.
+  if (label == "int8")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::int8_compress(hooks::Int8Options().block(1), self.group)));
+  if (label == "int8_channels")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::Int8Compress(
+            hooks::Int8Options().block(16).error_feedback(false).per(hooks::Quantization::Channel),
+            self.group)));
   if (label == "power_sgd")
     DDP_DO(
         trace, model->register_comm_hook(hooks::PowerSGD(

@@ -41,6 +41,7 @@
 #include <ddp/functional.h>
 #include <ddp/grad_scaler.h>
 #include <ddp/gradients.h>
+#include <ddp/int8_compress.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
 #include <ddp/lr_scheduler.h>
