@@ -18,9 +18,9 @@
 namespace ddp {
 namespace {
 
-constexpr float kLevels = 255;   // between the least and the largest byte
-constexpr float kLargest = 127;  // in magnitude, without zero points
-constexpr float kMiddle = 128;   // the byte of 0, without zero points
+constexpr float kLevels = 255;       // between the least and the largest byte
+constexpr float kLargestByte = 127;  // in magnitude, without zero points
+constexpr float kMiddle = 128;       // the byte of 0, without zero points
 
 struct Range {
   // The range of a block's values: NaN where one of them is NaN.
@@ -38,7 +38,7 @@ struct Range {
     }
     float magnitude = 0;
     std::memcpy(&magnitude, &largest, sizeof(magnitude));
-    return {magnitude / kLargest, kMiddle, -kLargest, kLargest};
+    return {magnitude / kLargestByte, kMiddle, -kLargestByte, kLargestByte};
   }
 
   static Range with_zero_point(const float* values, int64_t count) {
@@ -149,7 +149,7 @@ Header header_of(const at::Tensor& bytes, const RowLayout& layout) {
 
 Header header_for(const at::Tensor& blocks, const RowLayout& layout, bool is_one_range) {
   if (!layout.has_zero_points) {
-    const auto scales = blocks.abs().amax(2, /*keepdim=*/true).div_(kLargest);
+    const auto scales = blocks.abs().amax(2, /*keepdim=*/true).div_(kLargestByte);
     return {scales, at::full({}, kMiddle, blocks.options())};
   }
   auto low = blocks.amin(2, /*keepdim=*/true).clamp_max_(0);
@@ -237,7 +237,7 @@ at::Tensor are_rows_finite(const at::Tensor& bytes, const RowLayout& layout, at:
   const auto header = header_of(bytes, layout);
   const auto largest = layout.has_zero_points
                            ? header.scales * at::maximum(header.zeros, kLevels - header.zeros)
-                           : header.scales * kLargest;
+                           : header.scales * kLargestByte;
   return all_finite({largest.to(dtype)});
 }
 
@@ -275,7 +275,7 @@ at::Tensor encode_rows(
       in_blocks(at::constant_pad_nd(values, {0, missing}).view({rows, layout.share}), layout);
   const auto header = header_for(blocks, layout, options.is_one_range);
   const auto divisors = header.scales.masked_fill(header.scales == 0, 1);
-  const float least = layout.has_zero_points ? 0 : kMiddle - kLargest;
+  const float least = layout.has_zero_points ? 0 : kMiddle - kLargestByte;
   const auto numbers = blocks.div(divisors);
   numbers.copy_(at::clamp(numbers, least - header.zeros, kLevels - header.zeros));
   numbers.round_().nan_to_num_(0);
