@@ -121,8 +121,11 @@ std::string describe_different_standing(const std::vector<std::string>& by_rank,
     const auto& own = standings[rank];
     // At the end of an order that does not divide evenly, some ranks have no sample in a step.
     const bool has_no_more = tail == Tail::kUneven && own.next_own >= agreed.position;
-    const bool is_same = own.epoch == agreed.epoch && own.step_size == agreed.step_size &&
-                         (own.position == agreed.position || has_no_more);
+    // Before the first step of an epoch, the size of a step is that of the ranks so far: a process
+    // that joins has other ones.
+    const bool same_steps = agreed.position == 0 || own.step_size == agreed.step_size;
+    const bool is_same =
+        own.epoch == agreed.epoch && same_steps && (own.position == agreed.position || has_no_more);
     if (is_same) continue;
     return ddp::str(
         "expected every rank to have used as many samples, got ", describe_place(own), " on rank ",

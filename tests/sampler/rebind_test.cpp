@@ -231,6 +231,19 @@ TEST_CASE("rebind finds ranks that used unequally many samples", "[sampler][rank
   }
 }
 
+TEST_CASE("a rank may join before the first step of an epoch", "[sampler][ranks]") {
+  const auto taken = run_ranks<std::vector<size_t>>(3, [](const Rank& self) {
+    const bool joins = self.rank == 1;  // from a world of its own
+    DistributedSampler sampler(12, joins ? one_of(0, 1) : one_of(self.rank, 3));
+    sampler.rebind(self.group);
+    return rest(sampler);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    DistributedSampler alike(12, one_of(rank, 3));
+    CHECK(taken[rank] == epoch_of(alike));
+  }
+}
+
 TEST_CASE("a sampler goes back to a bookmark", "[sampler][rebind]") {
   DistributedSampler sampler(20, one_of(1, 3));
   sampler.set_epoch(2);

@@ -17,4 +17,4 @@ string(REGEX REPLACE "error: no matching constructor[^\n]*" "" output "${output}
 expect(6 "error: ")
 expect(4 "error: [^\n]*DistributedDataParallel: wrap a std::shared_ptr to the module")
 expect(1 "error: [^\n]*DistributedDataParallel: an AnyModule hides its forward")
-expect(1 "error: [^\n]*DistributedDataParallel: the wrapped module has no forward; call its functions in run")
+expect(1 "error: [^\n]*DistributedDataParallel: the wrapped module has no forward")
