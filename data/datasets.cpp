@@ -20,11 +20,11 @@ std::string in_braces(const std::vector<Number>& numbers) {
   return ddp::str('{', joined_by(", ", numbers), '}');
 }
 
-size_t size_to_split(std::optional<size_t> size) {
+size_t known_size(const char* subject, std::optional<size_t> size) {
   DDP_CHECK_VALUE(
-      size.has_value(),
-      "random_split: expected a data set that says its size(), got one that does ",
-      "not. Give one that loads by index.");
+      size.has_value(), subject,
+      ": expected a data set that says its size(), got one that does not. Give one that loads by "
+      "index.");
   return *size;
 }
 
@@ -60,13 +60,12 @@ void check_fractions(const std::vector<double>& fractions) {
 }  // namespace
 
 void check_subset(const std::vector<size_t>& indices, std::optional<size_t> size) {
-  DDP_CHECK_VALUE(
-      size.has_value(), "Subset: expected a data set that says its size(), got one that does not. ",
-      "Give one that loads by index.");
+  const auto samples = known_size("Subset", size);
   for (size_t i = 0; i < indices.size(); ++i) {
     DDP_CHECK_VALUE(
-        indices[i] < *size, "Subset: expected indices below ", *size, ", the data set's size, got ",
-        indices[i], " at position ", i, ". Give the numbers of its samples, from 0.");
+        indices[i] < samples, "Subset: expected indices below ", samples,
+        ", the data set's size, got ", indices[i], " at position ", i,
+        ". Give the numbers of its samples, from 0.");
   }
 }
 
@@ -78,7 +77,7 @@ void check_sample_index(const char* name, size_t index, size_t size) {
 
 Parts split_indices(
     std::optional<size_t> size, const std::vector<double>& fractions, uint64_t seed) {
-  const auto samples = size_to_split(size);
+  const auto samples = known_size("random_split", size);
   check_fractions(fractions);
   std::vector<size_t> lengths;
   size_t left = samples;
@@ -93,7 +92,7 @@ Parts split_indices(
 
 Parts split_indices(
     std::optional<size_t> size, const std::vector<int64_t>& lengths, uint64_t seed) {
-  const auto samples = size_to_split(size);
+  const auto samples = known_size("random_split", size);
   size_t sum = 0;
   bool fits = true;
   for (const auto length : lengths) {

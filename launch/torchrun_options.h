@@ -27,7 +27,7 @@ struct TorchrunOptions {
 /// arguments stay as they are.
 ///
 /// \param app  with all options.
-/// \throws CLI::ValidationError  where nothing is behind an option's '='.
+/// \throws CLI::ValidationError  where nothing is after an option's '='.
 std::vector<std::string> with_own_spellings(const CLI::App& app, int argc, const char* const* argv);
 
 void add_torchrun_options(CLI::App& app, TorchrunOptions& torchrun);

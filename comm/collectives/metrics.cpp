@@ -26,12 +26,11 @@ constexpr size_t kHashBits = 64;
 constexpr size_t kFirstValues = kMetricsInOneMessage;
 constexpr size_t kMessageSize = kHashBits + kFirstValues;  // doubles
 
-constexpr const char* kOfList = " of a list";
-
 /// A rank's request: the called function, and the keys of a map or the names of a list.
 struct MetricsRequest {
   std::string subject;  // "average of a map"
   std::vector<std::string> keys = {};
+  bool is_list = false;  // not sent: the subject says it, too
 
   std::string encoded() const {
     std::vector<std::string> texts{subject};
@@ -47,11 +46,6 @@ struct MetricsRequest {
   }
 
   bool has(const std::string& key) const { return contains(keys, key); }
-  bool is_list() const {
-    const std::string end = kOfList;
-    return subject.size() > end.size() &&
-           subject.compare(subject.size() - end.size(), end.size(), end) == 0;
-  }
 };
 
 // Says which ranks have which text: "a on rank 0 and b on ranks 1, 2". "" where all have the same.
@@ -117,7 +111,7 @@ void check_requests(const char* call, const MetricsRequest& request, const Proce
     for (const auto& text : texts) by_rank.push_back(MetricsRequest::decoded(text));
     const auto problem = describe_subjects(call, by_rank);
     if (!problem.empty()) return problem;
-    return request.is_list() ? describe_order(call, by_rank) : describe_keys(call, by_rank);
+    return request.is_list ? describe_order(call, by_rank) : describe_keys(call, by_rank);
   });
 }
 
@@ -184,7 +178,7 @@ std::map<std::string, double> sum_of_map(
 std::vector<double> sum_in_order(
     const char* subject, const std::vector<std::string>& names, const std::vector<double>& values,
     const ProcessGroup& group) {
-  return summed(subject, {ddp::str(subject, kOfList), names}, values, group);
+  return summed(subject, {ddp::str(subject, " of a list"), names, /*is_list=*/true}, values, group);
 }
 
 double sum(double value, const GroupArg& group) { return sum_of_value("sum", value, group.get()); }

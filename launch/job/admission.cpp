@@ -35,7 +35,7 @@ std::optional<Introduction> introduction_of(const MemberMessage& message) {
 
 /// A client is what its first line says, a launcher or a member, until its connection ends. A
 /// launcher's lines of other words mean nothing. A line that its client cannot send ends the
-/// connection, and the lines behind it, which were read already, are dropped.
+/// connection, and the lines after it, which were read already, are dropped.
 void Job::on_line(Time now, Client client, const std::string& line) {
   now_ = now;
   if (closed_.count(client) > 0) return;

@@ -65,7 +65,7 @@ struct TrainingJob {
   Told job;
 };
 
-/// What the job takes the client for now.
+/// The kind of client that the job counts it as now.
 std::string kind_of(Told& job, int client) {
   if (job.is_launcher(client)) return "launcher";
   if (!job.closed.empty()) return "closed";

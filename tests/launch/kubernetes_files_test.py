@@ -8,11 +8,11 @@ here by hand. Ends with 77 where the package cannot be installed.
 
 import copy
 import pathlib
-import subprocess
 import sys
-import venv
 
-SKIPPED = 77
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from pypi_packages import use_packages  # noqa: E402
+
 VERSION = "1.31.0"  # the first in which all fields of kubernetes.yaml are stable
 # The fields that each kind has, of those that the files may use; a name with "!" is required.
 TRAINER = {"image", "command", "args", "numNodes", "numProcPerNode", "env", "resourcesPerNode"}
@@ -51,25 +51,6 @@ FILES = {
     "pytorchjob.yaml": ["PyTorchJob"],
     "trainjob.yaml": ["TrainingRuntime", "TrainJob"],
 }
-
-
-def import_packages(folder):
-    """Installs kubernetes-validate in a virtual environment, once, and goes on with its Python."""
-    python = folder / "bin" / "python3"
-    if pathlib.Path(sys.prefix).resolve() == folder.resolve():
-        return
-    mark = folder / "complete"
-    try:
-        if not mark.exists():
-            venv.create(folder, with_pip=True, clear=True)
-            pip = [python, "-m", "pip", "-q", "--disable-pip-version-check"]
-            install = ["install", "--retries", "1", "--timeout", "20", "kubernetes-validate"]
-            subprocess.run([*pip, *install], check=True, timeout=240)
-            mark.touch()
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"skipped: kubernetes-validate cannot be installed: {error}")
-        sys.exit(SKIPPED)
-    sys.exit(subprocess.run([python, "-B", *sys.argv]).returncode)
 
 
 def at(value, path):
@@ -164,7 +145,7 @@ def check_that_faults_are_found(documents):
 
 
 def main():
-    import_packages(pathlib.Path(sys.argv[2]))
+    use_packages(sys.argv[2], ["kubernetes-validate"])
     import yaml
 
     folder = pathlib.Path(sys.argv[1])

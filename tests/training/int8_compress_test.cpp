@@ -33,7 +33,7 @@ using ddp::hooks::Quantization;
 
 constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
-/// What the hook makes of a bucket of one parameter.
+/// The result of the hook for a bucket of one parameter.
 at::Tensor averaged(const ddp::CommHook& hook, const at::Tensor& gradient) {
   const auto buffer = gradient.clone();
   ddp::GradBucket bucket(0, /*is_last=*/true, buffer, {buffer}, {torch::zeros_like(buffer)});
@@ -396,7 +396,7 @@ TEST_CASE("Int8Compress keeps errors over no_sync and rebuilt buckets", "[int8][
   for (size_t i = 0; i < 4; ++i) {
     CHECK(torch::equal(sums[0][i], sums[1][i]));
     const auto largest = sums[0][4 + i].abs().max().item<double>();
-    // Of one step, it would be a 250th part.
+    // In one step the difference would be a 250th part.
     CHECK(difference(sums[0][i], sums[0][4 + i]) < largest / 2000);
   }
 }

@@ -43,7 +43,7 @@ struct EncodeOptions {
 ///
 /// \param values  [n] float, contiguous. Becomes the error with `keeps_error`; with `feedback`
 /// alone
-///                their sum.
+///         their sum.
 /// \return  [rows, layout.bytes()] bytes, on the device of `values`.
 ///
 /// Cost: on CPUs one pass over the memory.

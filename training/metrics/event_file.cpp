@@ -29,11 +29,7 @@ class ProtoMessage {
     return *this;
   }
   ProtoMessage& add_double(uint32_t field, double value) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    add_key(field, 1);
-    bytes_ += little_endian(bits);
-    return *this;
+    return add_bits<uint64_t>(field, 1, value);
   }
   ProtoMessage& add_bytes(uint32_t field, const std::string& value) {
     add_key(field, 2);
@@ -42,15 +38,20 @@ class ProtoMessage {
     return *this;
   }
   ProtoMessage& add_float(uint32_t field, float value) {
-    uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    add_key(field, 5);
-    bytes_ += little_endian(bits);
-    return *this;
+    return add_bits<uint32_t>(field, 5, value);
   }
   const std::string& bytes() const { return bytes_; }
 
  private:
+  template <typename Bits, typename Value>
+  ProtoMessage& add_bits(uint32_t field, uint32_t wire_type, Value value) {
+    static_assert(sizeof(Bits) == sizeof(Value));
+    Bits bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    add_key(field, wire_type);
+    bytes_ += little_endian(bits);
+    return *this;
+  }
   void add_key(uint32_t field, uint32_t wire_type) { add_varint((field << 3U) | wire_type); }
   void add_varint(uint64_t value) {
     for (; value >= 0x80; value >>= 7U) bytes_ += static_cast<char>((value & 0x7F) | 0x80);

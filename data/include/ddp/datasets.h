@@ -68,7 +68,7 @@ class Subset : public torch::data::datasets::BatchDataset<
       "Subset: expected a data set that loads by index, not a stream or a stateful one");
 
  public:
-  /// What get_batch() returns: the data set's.
+  /// The result of get_batch(): the data set's.
   using BatchType = typename D::BatchType;
 
   /// \param indices  of samples of the data set, in any order, also repeated.
@@ -217,7 +217,7 @@ class ConcatDataset
   /// How many samples all have together.
   std::optional<size_t> size() const override { return begins_.back(); }
 
-  /// What it is made of.
+  /// The data sets, in their order.
   const std::vector<D>& datasets() const { return datasets_; }
 
  private:

@@ -12,31 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 
-SKIPPED = 77
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pypi_packages import use_packages  # noqa: E402
+
 STEPS = 1000
 PACKAGES = ["tensorboard", "prometheus-client"]
 ODD = 'état "\\'
-
-
-def import_packages(folder):
-    """Installs the packages in a virtual environment, once, and goes on with its Python."""
-    python = folder / "bin" / "python3"
-    if pathlib.Path(sys.prefix).resolve() == folder.resolve():
-        return
-    mark = folder / "complete"
-    try:
-        if not mark.exists():
-            venv.create(folder, with_pip=True, clear=True)
-            pip = [python, "-m", "pip", "-q", "--disable-pip-version-check"]
-            install = ["install", "--retries", "1", "--timeout", "20", *PACKAGES]
-            subprocess.run([*pip, *install], check=True, timeout=240)
-            mark.touch()
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"skipped: {PACKAGES} cannot be installed: {error}")
-        sys.exit(SKIPPED)
-    sys.exit(subprocess.run([python, "-B", *sys.argv]).returncode)
 
 
 def expect(what, got, expected):
@@ -115,7 +97,7 @@ def check_prometheus(path, first):
 
 def main():
     ddprun, program, packages = sys.argv[1:]
-    import_packages(pathlib.Path(packages))
+    use_packages(packages, PACKAGES)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name) / "runs" / "a"
         since = time.time()

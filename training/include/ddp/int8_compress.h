@@ -60,9 +60,8 @@ struct Int8Options {
 ///
 /// Collective: as every hook. The second collective of a bucket starts when the next bucket is
 /// ready, so that ranks cannot disagree about the order.
-/// Cost: a rank sends 2 (n - 1) / n bytes for each element of a bucket, n being the number of
-/// ranks,
-///   and scales, 4 bytes for each block of elements; on CPUs three passes over the bucket.
+/// Cost: of n ranks, each sends 2 (n - 1) / n bytes for an element of a bucket, and 4 bytes for the
+///   scale of a block; on CPUs three passes over the bucket.
 class DDP_API Int8Compress {
  public:
   /// \param group  of the wrapper; none is the default group of the moment.
