@@ -54,8 +54,7 @@ void check_options(const MetricsOptions& options) {
 
 void check_point(const std::string& name, int64_t step) {
   DDP_CHECK_VALUE(!name.empty(), "Metrics::add: expected a name, got \"\". Give the value one.");
-  const bool has_controls =
-      any_of(name, [](char c) { return ('\0' <= c && c < ' ') || c == 0x7F; });
+  const bool has_controls = any_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7F; });
   DDP_CHECK_VALUE(
       !has_controls && name.size() <= kMostNameBytes && is_utf8(name),
       "Metrics::add: expected a name in UTF-8 of at most ", kMostNameBytes,
