@@ -67,7 +67,7 @@ int supervise(const LaunchOptions& options, int lifeline) {
   }
 }
 
-/// What the process between the caller and the supervisor does. It ends with the caller, and the
+/// Runs the process between the caller and the supervisor. It ends with the caller, and the
 /// supervisor with it.
 [[noreturn]] void guard(const LaunchOptions& options, pid_t caller) {
   ::setsid();  // Ctrl-C comes from the caller only

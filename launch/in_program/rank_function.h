@@ -39,14 +39,14 @@ class RankFunction {
   /// Calls the function in a rank's process, and ends that.
   [[noreturn]] void run(int rank, const Environment& environment) const;
 
-  // What the processes above the ranks tell.
+  // For the processes above the ranks.
   void begin_attempt();
   void note(std::string_view line);
   /// The first one of an attempt counts.
   void note_failure(const Failure& failure);
   void note_end(int code);
 
-  // What the process that made it finds, once the others have ended.
+  // For the process that made it, once the others have ended.
   std::optional<int> code() const;
   std::optional<Failure> failure() const;
   std::vector<std::string> notes() const;
