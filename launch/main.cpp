@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,7 +30,7 @@
 #include "launch/options.h"
 #include "launch/pipe.h"
 #include "launch/poll_until.h"
-#include "launch/processes/process_tree.h"
+#include "launch/processes/guard.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
 #include "launch/texts.h"
@@ -42,7 +41,6 @@ using namespace ddp;
 using namespace ddp::launch;
 
 constexpr int kLauncherFailed = 1;
-constexpr std::chrono::seconds kKillLimit(2);
 
 std::string random_token() {
   std::random_device random;
@@ -159,66 +157,20 @@ int supervise(const LaunchOptions& options, int lifeline) {
   }
 }
 
-/// Passes signals on to `child` until it has ended; returns its wait status.
-int forward_signals_until_end(pid_t child, const sigset_t& signals) {
-  for (;;) {
-    const int signal = ::sigwaitinfo(&signals, nullptr);
-    if (signal < 0) continue;  // ddprun was stopped and continued
-    if (signal != SIGCHLD) {
-      ::kill(child, signal);
-      continue;
-    }
-    if (const auto status = reap(child, WNOHANG)) return *status;
-  }
-}
-
-/// Runs the job in a child process and makes sure that no process of the job outlives either
-/// process.
-///
-/// Two processes watch each other, so that an orphan is left only if both are killed at once. This
-/// process, whose id the user sees, forwards the awaited signals to the job and waits for it. When
-/// the job's process dies, the processes that it started become children of this one
-/// (PR_SET_CHILD_SUBREAPER) and are killed. The job reads from a lifeline, which ends when this
-/// process dies, even from SIGKILL; the job is a subreaper, too. It has a session and a name of its
-/// own, so a kill of this process's group or of its name does not reach it.
-///
-/// Must be called while the process has one thread.
-///
 /// \return the job's exit code; 128 + the signal's number if its process was killed.
 /// \throws std::system_error  when no process can be started.
-int run_guarded(const LaunchOptions& options) {
-  const sigset_t signals = awaited_signals();
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  // The process that started ddprun may ignore SIGCHLD; then the kernel would report no child's
-  // end.
-  ::signal(SIGCHLD, SIG_DFL);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  Pipe lifeline = make_pipe();
-
-  const pid_t child = ::fork();
-  if (child < 0) throw_errno("cannot start a process");
-  if (child == 0) {
-    lifeline.write.reset();
-    ::setsid();
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-    ::prctl(PR_SET_NAME, "ddp-supervisor");
-    ::_exit(supervise(options, lifeline.read.get()));
-  }
-  lifeline.read.reset();
-
-  const int status = forward_signals_until_end(child, signals);
+int guard(const LaunchOptions& options) {
+  const auto end = run_guarded([&](int lifeline) { return supervise(options, lifeline); });
   std::string left;
-  for (const Process& process : kill_descendants(kKillLimit)) {
-    left += " " + std::to_string(process.pid);
-  }
+  for (const Process& process : end.left) left += " " + std::to_string(process.pid);
   if (!left.empty()) {
     std::fprintf(stderr, "ddprun: SIGKILL has not ended these processes yet:%s\n", left.c_str());
   }
-  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  if (WIFEXITED(end.status)) return WEXITSTATUS(end.status);
   std::fprintf(
       stderr, "ddprun: its supervisor was killed by signal %d (%s); ended all ranks\n",
-      WTERMSIG(status), signal_name(WTERMSIG(status)).c_str());
-  return 128 + WTERMSIG(status);
+      WTERMSIG(end.status), signal_name(WTERMSIG(end.status)).c_str());
+  return 128 + WTERMSIG(end.status);
 }
 
 }  // namespace
@@ -228,7 +180,7 @@ int main(int argc, char** argv) {
     const ParsedOptions parsed = parse_options(argc, argv, std::cout, std::cerr, std::getenv);
     if (!parsed.options) return parsed.exit_code;
     open_missing_standard_fds();
-    return run_guarded(*parsed.options);
+    return guard(*parsed.options);
   } catch (const std::exception& error) {
     print_error(error);
     return kLauncherFailed;

@@ -12,6 +12,8 @@
 
 namespace ddp::launch {
 
+class RankFunction;
+
 /// The options of a job that replaces single ranks.
 struct ElasticOptions {
   int min_ranks = 0;    // 0: all
@@ -57,8 +59,14 @@ struct LaunchOptions {
   std::optional<ElasticOptions> elastic;  // unset: a failure ends or restarts all ranks
   std::string log_dir;                    // empty: none
   std::string job_id;                     // keeps other jobs' hosts out; empty: ddprun chooses
-  std::vector<std::string> command;       // the program and its arguments; empty: only coordinates
+  std::vector<std::string> command;       // the program and its arguments
+  RankFunction* function = nullptr;       // what ranks run in its place, in copies of this process
 };
+
+/// Whether the job has no ranks here: this process only coordinates those of other hosts.
+inline bool only_coordinates(const LaunchOptions& options) {
+  return options.command.empty() && options.function == nullptr;
+}
 
 /// The hosts whose ddpruns decide together. Without --max-restarts, --elastic or a rendezvous there
 /// is nothing to decide, and each one runs its ranks alone.

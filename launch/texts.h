@@ -9,12 +9,11 @@
 #include <system_error>
 #include <vector>
 
+#include <ddp/internal/fork_ranks.h>  // kMaxLocalRanks
 #include <ddp/internal/text.h>
 
 namespace ddp::launch {
 
-/// The limit of one host's ranks; a larger number is more likely a typo than a machine.
-constexpr int kMaxLocalRanks = 1024;
 constexpr int kMaxNodes = 65536;
 
 /// "2.5 s".

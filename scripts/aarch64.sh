@@ -34,7 +34,7 @@ else
     -D CMAKE_CXX_FLAGS_RELEASE="-O0 -Wtype-limits" -D DDP_PCH=ON)
 fi
 # Of MPI too, the headers are the same.
-targets=(ddp_rooms ddp_launch)
+targets=(ddp_rooms ddp_launch ddp_launch_ranks)
 if command -v mpicxx >/dev/null; then
   options+=(-D MPI_CXX_COMPILER="$(command -v mpicxx)" -D CMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY)
   targets+=(CMakeFiles/ddp_mpi.dir/Unity/unity_0_cxx.cxx.o) # the library would need the object

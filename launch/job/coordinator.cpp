@@ -98,7 +98,7 @@ void StateFile::remove() const { std::remove(path_.c_str()); }
 Coordinator::Coordinator(
     const LaunchOptions& options, const std::string& token, std::optional<int> port) {
   if (port) {
-    const bool has_other_hosts = options.command.empty() || hosts_that_agree(options) > 1;
+    const bool has_other_hosts = only_coordinates(options) || hosts_that_agree(options) > 1;
     listener_ = has_other_hosts || *port != 0 ? listen_on(*port) : listen_on_this_host();
     port_ = port_of(listener_);
     set_nonblocking(listener_);
@@ -107,7 +107,7 @@ Coordinator::Coordinator(
   if (options.elastic && !options.elastic->state.empty()) {
     earlier = state_file_.emplace(options.elastic->state).read();
   }
-  const bool is_alone = options.command.empty();
+  const bool is_alone = only_coordinates(options);
   job_.emplace(options, token, wires(is_alone), now(), std::move(earlier));
 }
 

@@ -11,6 +11,7 @@
 
 #include <ddp/internal/text.h>
 
+#include "launch/in_program/rank_function.h"
 #include "launch/poll_until.h"
 #include "launch/processes/signals.h"
 #include "launch/texts.h"
@@ -33,6 +34,12 @@ constexpr const char* kInputEnded =
     "exec -i "
     "do";
 
+/// Where the launcher's own lines go; empty: to stderr.
+Output::Lines own_lines_of(const LaunchOptions& options) {
+  if (options.function == nullptr) return {};
+  return [function = options.function](std::string_view line) { function->note(line); };
+}
+
 }  // namespace
 
 HostLoop::HostLoop(
@@ -44,7 +51,7 @@ HostLoop::HostLoop(
       signals_(open_signals(awaited_signals())),
       null_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
       processes_(/*kills_groups=*/options.elastic.has_value()),
-      output_(STDOUT_FILENO, STDERR_FILENO),
+      output_(STDOUT_FILENO, STDERR_FILENO, own_lines_of(options)),
       next_connect_(Clock::now()),
       deadline_(Clock::now() + options_.join_timeout) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
@@ -259,6 +266,9 @@ void HostLoop::reap_ended() {
     const int code = exit_code_of(status);
     const bool ends = state_ == State::Ending || state_ == State::Killing;
     const bool asked = was_asked(code);
+    if (options_.function != nullptr && state_ == State::Running && code != 0) {
+      options_.function->note_failure({rank.rank, rank.pid, status});
+    }
     if (ends && code != 0 && !asked) {
       output_.say(rank_with_pid(rank.rank, rank.pid) + " " + describe_end(status));
     }

@@ -350,7 +350,7 @@ void Job::finish_if_all_ended() {
   for (const auto& [client, launcher] : launchers_) {
     if (launcher.starting || !launcher.running.empty()) return;
   }
-  const bool has_ranks = !options_.command.empty();
+  const bool has_ranks = !only_coordinates(options_);
   const bool all_came = has_ranks && seen_launchers_ >= hosts_that_agree(options_);
   if (state_ == State::Draining || all_came) finish(code_, "");
 }

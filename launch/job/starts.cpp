@@ -8,6 +8,7 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
+#include "launch/in_program/rank_function.h"
 #include "launch/job/host_loop.h"
 #include "launch/processes/spawn.h"
 
@@ -49,8 +50,12 @@ void HostLoop::start(int local_rank, const Attempt& attempt) {
     fds.out = ends.out.get();
     fds.err = ends.err.get();
   }
-  const pid_t pid =
-      spawn(options_.command, environment_of(options_, coordinator_, attempt, local_rank), fds);
+  const auto environment = environment_of(options_, coordinator_, attempt, local_rank);
+  auto* function = options_.function;
+  if (function != nullptr && local_rank == 0) function->begin_attempt();
+  const pid_t pid = function != nullptr
+                        ? fork_process([&] { function->run(rank, environment); }, fds)
+                        : spawn(options_.command, environment, fds);
   processes_.add(rank, pid, place);
   job_.send(str("started ", rank, " ", pid));
 }

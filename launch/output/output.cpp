@@ -89,11 +89,12 @@ Fd open_log(const std::string& log_dir, int attempt, int global_rank) {
   return file;
 }
 
-Output::Output(int out_fd, int err_fd)
+Output::Output(int out_fd, int err_fd, Lines own_lines)
     : out_(out_fd),
       err_(err_fd),
       err_sink_(same_file(out_fd, err_fd) ? &out_ : &err_),
-      own_source_(err_sink_->add_source("ddprun: ")) {}
+      own_source_(err_sink_->add_source("ddprun: ")),
+      own_lines_(std::move(own_lines)) {}
 
 Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
   Rank rank;
@@ -141,7 +142,10 @@ void Output::resize() {
   }
 }
 
-void Output::say(std::string_view line) { err_sink_->feed(own_source_, std::string(line) + "\n"); }
+void Output::say(std::string_view line) {
+  if (own_lines_) return own_lines_(line);
+  err_sink_->feed(own_source_, std::string(line) + "\n");
+}
 
 void Output::copy() {
   for (auto& [place, rank] : ranks_) {

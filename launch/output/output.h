@@ -63,9 +63,12 @@ Fd open_log(const std::string& log_dir, int attempt, int global_rank);
 /// read while too much waits to be written.
 class Output {
  public:
+  /// Takes one line, without its end.
+  using Lines = std::function<void(std::string_view)>;
   /// \param out_fd  receives the ranks' stdout.
   /// \param err_fd  receives the ranks' stderr, and ddprun's own lines.
-  Output(int out_fd, int err_fd);
+  /// \param own_lines  takes ddprun's own lines in the place of err_fd; may be empty.
+  Output(int out_fd, int err_fd, Lines own_lines = {});
 
   /// The descriptors for a rank's stdout and stderr. They are pseudo-terminals, as wide as the
   /// terminal less the prefix, so that lines come as they are written and none is lost with the
@@ -87,7 +90,8 @@ class Output {
   /// \param filter  of its stdout; may be empty.
   RankEnds add_launcher(Filter filter);
 
-  /// Queues one line of ddprun's own for stderr, after the ranks' lines there.
+  /// Queues one line of ddprun's own for stderr, after the ranks' lines there; or gives it to
+  /// `own_lines`.
   void say(std::string_view line);
 
   /// Copies all that can be copied now, from the ranks and to the readers.
@@ -150,6 +154,7 @@ class Output {
   // written into the middle of a line of the other.
   Sink* err_sink_;
   int own_source_;
+  Lines own_lines_;
   std::map<int, Rank> ranks_;  // by place; not those whose output has ended
   int next_place_ = 0;
   int log_error_ = 0;  // of a log that is closed

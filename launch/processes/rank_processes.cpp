@@ -42,7 +42,9 @@ std::vector<pid_t> DeathWatch::died() {
       const auto pid = static_cast<pid_t>(events[i].data.u64);
       result.push_back(pid);
       const auto watched = find_if(watched_, [pid](const Watched& w) { return w.pid == pid; });
-      watched_.erase(watched);  // closing the pidfd removes it from the epoll set
+      // Closing it is not enough: a rank that was forked has a copy until it closes that.
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, watched->pidfd.get(), nullptr);
+      watched_.erase(watched);
     }
   }
 }

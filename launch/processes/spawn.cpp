@@ -37,9 +37,8 @@ void restore_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-/// Prepares the child between fork and exec: system calls only.
-[[noreturn]] void exec_in_child(
-    char** command, char** environment, const StandardFds& fds, pid_t parent, int error_fd) {
+/// Makes the child of a fork the leader of a session that ends with its parent.
+void prepare_child(const StandardFds& fds, pid_t parent) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // If the parent died before the line above, the kernel sends no signal for it.
@@ -47,11 +46,25 @@ void restore_signals() {
   ::dup2(fds.in, STDIN_FILENO);
   ::dup2(fds.out, STDOUT_FILENO);
   ::dup2(fds.err, STDERR_FILENO);
+}
+
+/// Runs the child from fork to exec: system calls only.
+[[noreturn]] void exec_in_child(
+    char** command, char** environment, const StandardFds& fds, pid_t parent, int error_fd) {
+  prepare_child(fds, parent);
   restore_signals();
   ::execvpe(command[0], command, environment);
   const int error = errno;
   const ssize_t written = ::write(error_fd, &error, sizeof(error));
   ::_exit(written == sizeof(error) ? 127 : 126);
+}
+
+pid_t checked_fork() {
+  const pid_t pid = ::fork();
+  if (pid >= 0) return pid;
+  throw_errno(
+      errno == EAGAIN ? "cannot start a process: raise `ulimit -u`, or its container's pids.max"
+                      : "cannot start a process");
 }
 
 /// Explains ENOENT of a file that exists: the interpreter in a script's first line does not.
@@ -84,12 +97,7 @@ pid_t spawn(
   const pid_t parent = ::getpid();
 
   // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
-  const pid_t pid = ::fork();
-  if (pid < 0) {
-    throw_errno(
-        errno == EAGAIN ? "cannot start a process: raise `ulimit -u`, or its container's pids.max"
-                        : "cannot start a process");
-  }
+  const pid_t pid = checked_fork();
   if (pid == 0) {
     exec_in_child(arguments.data(), variables.data(), fds, parent, exec_error.write.get());
   }
@@ -102,6 +110,15 @@ pid_t spawn(
     throw std::system_error(error, std::generic_category(), "cannot start a process");
   }
   throw CannotExecute(command.front(), error);
+}
+
+pid_t fork_process(const std::function<void()>& run, const StandardFds& fds) {
+  const pid_t parent = ::getpid();
+  const pid_t pid = checked_fork();
+  if (pid != 0) return pid;
+  prepare_child(fds, parent);
+  run();
+  ::_exit(1);
 }
 
 }  // namespace ddp::launch

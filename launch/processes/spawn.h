@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,5 +42,12 @@ struct StandardFds {
 pid_t spawn(
     const std::vector<std::string>& command, const Environment& environment,
     const StandardFds& fds);
+
+/// Starts a copy of this process as spawn() starts a program, but for its signals and descriptors,
+/// which stay as they are here.
+///
+/// \param run  what the copy does; does not return.
+/// \throws std::system_error  when the system is out of processes.
+pid_t fork_process(const std::function<void()>& run, const StandardFds& fds);
 
 }  // namespace ddp::launch

@@ -61,6 +61,20 @@ TEST_CASE("a sharded optimizer trains, and continues on more ranks", "[examples]
   CHECK(own.at(0) < bytes.at(0) / 3 + 64);
 }
 
+TEST_CASE("an example starts its ranks itself", "[examples][process]") {
+  const auto ended = ddp::testing::run({program("spawn")}, kPagePatience);
+  INFO(ended.out << ended.err);
+  CHECK(ended.code == 0);
+  const auto lines = ddp::testing::sorted_lines(ended.out);
+  REQUIRE(lines.size() == 2);
+  const std::string text = "of 2: loss ";
+  CHECK(lines[0].find("[0] rank 0 " + text) == 0);
+  CHECK(lines[1].find("[1] rank 1 " + text) == 0);
+  const auto loss = lines[0].substr(lines[0].find(text));
+  CHECK(lines[1].substr(lines[1].find(text)) == loss);  // of equal nets
+  CHECK(std::stod(loss.substr(text.size())) < 0.01);
+}
+
 TEST_CASE("all hooks of the example train", "[examples][process]") {
   const std::string hook = GENERATE(
       "all_reduce", "fp16", "bf16", "int8", "power_sgd", "power_sgd_bf16", "top_k", "majority");

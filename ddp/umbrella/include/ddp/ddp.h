@@ -72,6 +72,7 @@
 #include <ddp/scripted_module.h>
 #include <ddp/seed_all.h>
 #include <ddp/set_deterministic.h>
+#include <ddp/spawn.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>
