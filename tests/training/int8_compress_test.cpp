@@ -412,3 +412,49 @@ TEST_CASE("Int8Compress refuses options and dtypes", "[int8][errors][ranks]") {
   CHECK_THAT(
       of_dtype, Each(ContainsText("expected gradients of float, double, half or bfloat16, got ")));
 }
+
+TEST_CASE("Int8Compress in a join sends the error of ranks without input", "[int8][ranks][many]") {
+  const auto ends = run_ranks<at::Tensor>(3, [&](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8));
+    set_waves(*net);
+    ddp::DistributedDataParallel model(
+        net,
+        ddp::DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb_list({1e-4}));
+    model->register_comm_hook(ddp::hooks::int8_compress({}, self.group));
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    const auto train = [&](int steps) {
+      for (int step = 0; step < steps; ++step) {
+        const auto x = draw_values({4, 8}, 10 * step + self.rank, torch::kFloat);
+        model->zero_grad();
+        model->forward(x).square().mean().backward();
+        optimizer.step();
+      }
+    };
+    model->join([&] { train(4 + 2 * self.rank); });
+    train(3);
+    return flattened(net->parameters()).clone();
+  });
+  CHECK(ends[0].isfinite().all().item<bool>());
+  CHECK(all_equal(ends, {ends[0], ends[0], ends[0]}));
+}
+
+TEST_CASE(
+    "all ranks throw when one fails between Int8Compress's collectives", "[int8][errors][ranks]") {
+  const size_t fails_at = GENERATE(0U, 1U, 2U);
+  const auto errors = errors_of_ranks(3, kLongTimeout, [&](const Rank& self) {
+    torch::nn::Sequential net(
+        torch::nn::Linear(8, 8), torch::nn::Linear(8, 8), torch::nn::Linear(8, 8));
+    ddp::DistributedDataParallel model(
+        net,
+        ddp::DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb_list({1e-4}));
+    const auto compress = ddp::hooks::int8_compress({}, self.group);
+    int step = 0;
+    model->register_comm_hook([&](ddp::GradBucket& bucket) {
+      const bool fails = step == 1 && self.rank == 1 && bucket.index() == fails_at;
+      TORCH_CHECK(!fails, "no memory for bucket ", fails_at);
+      return compress(bucket);
+    });
+    for (; step < 3; ++step) model->forward(torch::ones({4, 8})).sum().backward();
+  });
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("no memory for bucket"));
+}
