@@ -196,12 +196,15 @@ if(NOT TARGET torch)
   ddp_locate_torch(Torch_DIR)
   if(NOT Torch_DIR)
     set(ddp_needs "")
+    set(ddp_itself "")
     if(DDP_TORCH_BUILT_WITH)
+      set(ddp_itself "${PACKAGE_PREFIX_DIR};") # a package is found by that list, too
       set(ddp_needs " This ddp was built with LibTorch ${DDP_TORCH_BUILT_WITH} and needs that version.")
     endif()
     message(FATAL_ERROR "LibTorch was not found.${ddp_needs} One of these gives it:\n"
-      "  -DCMAKE_PREFIX_PATH=/path/to/libtorch        an unpacked LibTorch zip\n"
-      "  -DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')\n"
+      "  \"-DCMAKE_PREFIX_PATH=${ddp_itself}/path/to/libtorch\"\n"
+      "                                               an unpacked LibTorch zip\n"
+      "  \"-DCMAKE_PREFIX_PATH=${ddp_itself}$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')\"\n"
       "                                               a wheel in one's own Python\n"
       "  scripts/setup.sh                             of ddp's sources: a wheel in a cache folder")
   endif()

@@ -42,6 +42,12 @@ fi
 
 [[ -f $static/libddp_core.a ]] || fail "expected a finished build of static libraries in $static, got no libddp_core.a"
 [[ -f $shared/libddp.so ]] || fail "expected a finished build with BUILD_SHARED_LIBS in $shared, got no libddp.so"
+# One package says of both what they were built with.
+for build in "$static" "$shared"; do
+  built_with=$(sed -nE 's/^set\((DDP_TORCH_BUILT_WITH|DDP_WITH_CUDA) (.*)\)/\1=\2/p' "$build/ddpConfig.cmake" | tr '\n' ' ')
+  [[ ${first:=$built_with} == "$built_with" ]] ||
+    fail "expected two builds with one LibTorch, got $first in $static and $built_with in $shared"
+done
 
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
@@ -72,27 +78,38 @@ sed -i "s/${file//./\\.}/$soname/g" "${config%/*}"/ddpSharedTargets-*.cmake
 
 # LibTorch and CUDA's runtime are wheels beside this one.
 up=$(realpath --relative-to="$libraries" "$stage")
-"$tools/bin/patchelf" --set-rpath "\$ORIGIN/$up/torch/lib:\$ORIGIN/$up/nvidia/cu13/lib" "$libraries/$soname"
+# DT_RPATH, for a DT_RUNPATH would hide the one of the program, which knows a LibTorch that is elsewhere.
+"$tools/bin/patchelf" --force-rpath --set-rpath "\$ORIGIN/$up/torch/lib:\$ORIGIN/$up/nvidia/cu13/lib" "$libraries/$soname"
 "$tools/bin/patchelf" --set-rpath "\$ORIGIN/../${libraries#"$package/"}:\$ORIGIN/../../torch/lib" \
   "$package/bin/ddp_consolidate"
 
-# The oldest C library that has what the programs call.
-glibc=$(objdump -T "$package"/bin/* "$libraries/$soname" | grep -o 'GLIBC_[0-9]*\.[0-9]*' | sort -Vu | tail -n 1)
-glibc=${glibc#GLIBC_}
+# The newest version of what a system's library gives under that name: GLIBC_2.34.
+newest() {
+  objdump -T "$package"/bin/* "$libraries/$soname" | grep -oE "\\b$1_[0-9.]+" | sort -Vu | tail -n 1
+}
+# The oldest C library that has what the programs call, and beside which systems have their C++ library.
+case $(newest GLIBCXX) in
+  GLIBCXX_3.4.3[1-9]) beside=2.39 ;;
+  GLIBCXX_3.4.30) beside=2.35 ;; # Ubuntu 22.04's and Debian 12's, and not RHEL 9's
+  *) beside=2.34 ;;
+esac
+glibc=$(newest GLIBC)
+glibc=$(printf '%s\n' "${glibc#GLIBC_}" "$beside" | sort -V | tail -n 1)
 version=$(sed -n 's/^#define DDP_VERSION "\(.*\)"/\1/p' "$root/ddp/include/ddp/version.h")
 torch=$(sed -n 's/^set(DDP_TORCH_BUILT_WITH "\([0-9]*\.[0-9]*\).*/\1/p' "$config")
 variant=""
-if ! readelf -d "$libraries/$soname" | grep -q libtorch_cuda; then
-  variant=.cpu
-fi
+needed=$(readelf -d "$libraries/$soname")
+[[ $needed == *libtorch_cuda* ]] || variant=.cpu
+tag=py3-none-manylinux_${glibc/./_}_$(uname -m)
+name=ddp-$version+torch$torch$variant
 
-about=$stage/ddp-$version+torch$torch$variant.dist-info
+about=$stage/$name.dist-info
 mkdir -p "$about/licenses"
 cp "$root/LICENSE" "$about/licenses"
 cat >"$about/METADATA" <<END
 Metadata-Version: 2.4
 Name: ddp
-Version: $version+torch$torch$variant
+Version: ${name#ddp-}
 Summary: DistributedDataParallel for LibTorch
 License-Expression: BSD-3-Clause
 License-File: LICENSE
@@ -100,13 +117,16 @@ Requires-Python: >=3.8
 Requires-Dist: torch==$torch.*
 Description-Content-Type: text/markdown
 
-A C++ library. \`python -m ddp --cmake-prefix-path\` prints the folder for CMake's \`CMAKE_PREFIX_PATH\`.
+A C++ library. \`python -m ddp --cmake-prefix-path\` prints the folder for CMake's \`CMAKE_PREFIX_PATH\`, and
+\`python -m ddp --examples\` the folder of programs to begin with.
+
+Install it, and newer ones, from their files: \`ddp\` on PyPI is another project.
 END
 cat >"$about/WHEEL" <<END
 Wheel-Version: 1.0
 Generator: scripts/wheel.sh
 Root-Is-Purelib: false
-Tag: py3-none-manylinux_${glibc/./_}_$(uname -m)
+Tag: $tag
 END
 cat >"$about/entry_points.txt" <<END
 [console_scripts]
@@ -115,6 +135,6 @@ ddp_plan = ddp:ddp_plan
 ddp_consolidate = ddp:ddp_consolidate
 END
 
-rm -f "$folder"/ddp-*.whl
+rm -f "$folder/$name-"*"_$(uname -m).whl" # of another C library, perhaps
 "$tools/bin/wheel" pack --dest-dir "$folder" "$stage" >/dev/null
-ls "$folder"/ddp-*.whl
+ls "$folder/$name-$tag.whl"

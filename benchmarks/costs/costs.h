@@ -9,6 +9,7 @@ namespace costs {
 void add_all_reduce(CLI::App& app);
 void add_groups(CLI::App& app);
 void add_init_time(CLI::App& app);
+void add_inputs(CLI::App& app);
 void add_parameters(CLI::App& app);
 void add_reducer(CLI::App& app);
 

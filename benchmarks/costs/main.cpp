@@ -11,8 +11,8 @@ int main(int argc, char** argv) {
   CLI::App app("What single parts of ddp cost, by size. Ranks come from ddprun, but for reducer.");
   app.require_subcommand(1);
   for (const auto add :
-       {costs::add_all_reduce, costs::add_groups, costs::add_init_time, costs::add_parameters,
-        costs::add_reducer}) {
+       {costs::add_all_reduce, costs::add_groups, costs::add_init_time, costs::add_inputs,
+        costs::add_parameters, costs::add_reducer}) {
     add(app);
   }
   at::set_num_threads(1);

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 
 import ddp
 
@@ -16,6 +17,8 @@ def main():
     path = ddp.cmake_prefix_path
     if arguments.examples:
         path = os.path.join(path, "share", "ddp", "examples")
+    if ddp.missing_torch():
+        print(ddp.missing_torch(), file=sys.stderr)
     print(path)
 
 

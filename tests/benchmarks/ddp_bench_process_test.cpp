@@ -235,6 +235,15 @@ TEST_CASE("costs groups prints a line for each way that the ranks allow", "[benc
   CHECK_THAT(job.ranks[0][0], ContainsText("\"new_group of all ranks\", \"ranks\": 2"));
 }
 
+TEST_CASE("costs inputs prints what the first passes cost", "[benchmarks][process]") {
+  const auto job = run_job(
+      2, {COSTS_PROGRAM, "inputs", "--shape", "8,4", "--transposed", "--rounds", "2"}, kTwoMinutes);
+  INFO(job.output);
+  CHECK(job.code == 0);
+  REQUIRE(job.ranks[0].size() == 1);
+  CHECK_THAT(job.ranks[0][0], ContainsText("\"check_inputs\", \"ranks\": 2, \"bytes\": 128"));
+}
+
 TEST_CASE("every rank reports an error in the command line", "[benchmarks][process][errors]") {
   const std::vector<std::pair<Lines, std::string>> wrong = {
       {{"--tp", "--model", "mlp"}, "ddp_bench: --model excludes --tp"},

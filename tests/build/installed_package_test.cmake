@@ -9,23 +9,25 @@ set(prefix "${WORK_DIR}/prefix")
 run(${CMAKE_COMMAND} --install "${BUILD_DIR}" --config "${CONFIG}" --prefix "${prefix}")
 
 # The package must not contain paths of the machine that built it, such as its folders or its
-# LibTorch. Debug information and code from LibTorch's headers name folders, so only optimized
-# binaries are searched, and only for ddp's folders.
+# LibTorch. Debug information names folders, so only optimized binaries are searched, and ddp_bench
+# has to find LibTorch.
 get_filename_component(torch_prefix "${TORCH_DIR}/../../.." ABSOLUTE)
-function(expect_nowhere kind)
+function(expect_nowhere kind where)
   foreach(folder IN LISTS ARGN)
     string(REGEX REPLACE "([][+.*()^$?|{}\\])" "\\\\\\1" escaped "${folder}")
     # Matches only where a path begins: a clone in /ddp must not match include/ddp.
-    try(grep -r --files-with-matches ${kind} -E "(^|[^[:alnum:]_.}/-])${escaped}(/|[^[:alnum:]_.-]|$)" "${prefix}")
+    try(grep -r --files-with-matches ${kind} -E "(^|[^[:alnum:]_.}/-])${escaped}(/|[^[:alnum:]_.-]|$)" ${where})
     if(NOT status EQUAL 1)
       message(FATAL_ERROR "expected no installed file to name ${folder}, got:\n${output}")
     endif()
   endforeach()
 endfunction()
 set(ENV{LC_ALL} C)
-expect_nowhere(--binary-files=without-match "${BUILD_DIR}" "${SOURCE_DIR}" "${torch_prefix}")
+expect_nowhere(--binary-files=without-match "${prefix}" "${BUILD_DIR}" "${SOURCE_DIR}" "${torch_prefix}")
 if(CONFIG STREQUAL "Release")
-  expect_nowhere(--binary-files=text "${BUILD_DIR}" "${SOURCE_DIR}")
+  expect_nowhere(--binary-files=text "${prefix}" "${BUILD_DIR}" "${SOURCE_DIR}")
+  file(GLOB libraries "${prefix}/lib*/libddp*")
+  expect_nowhere(--binary-files=text "${libraries}" "${torch_prefix}")
 endif()
 file(GLOB binaries "${prefix}/bin/*" "${prefix}/lib*/*.so")
 foreach(binary IN LISTS binaries)
@@ -40,8 +42,11 @@ endforeach()
 
 set(consumer -S "${SOURCE_DIR}/tests/consumer")
 # Without a LibTorch the package names the one that it needs.
-expect_no_configuration("no torch" "LibTorch was not found\\. This ddp was built with LibTorch 2\\.[0-9.]+.* -DCMAKE_PREFIX_PATH="
+expect_no_configuration("no torch" "LibTorch was not found\\. This ddp was built with LibTorch 2\\.[0-9.]+.* \"-DCMAKE_PREFIX_PATH=/[^;]+/prefix;/path"
   ${consumer} "-DCMAKE_PREFIX_PATH=${prefix}")
+
+expect_no_configuration("no component" "expected the components core, .* or mpi, got checkpoints"
+  ${consumer} "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}" -DALONE=checkpoints)
 
 # The package rejects a LibTorch that is too old.
 set(old "${WORK_DIR}/old/share/cmake/Torch")
@@ -71,7 +76,7 @@ endif()
 set(ENV{CMAKE_PREFIX_PATH} "${prefix}:${torch_prefix}")
 # As the newest C++; as the oldest in shared_package and from_sources. ddp::core alone is from_sources' matter. By the compiler of the build the
 # examples are built below.
-use_as_consumer(consumer "${other_compiler}" ${newest_standard} ${over_mpi} -DALONE=training,parallel)
+use_as_consumer(consumer "${other_compiler}" ${newest_standard} ${over_mpi} -DALONE=training,parallel,checkpoint)
 if(configured MATCHES "ddp was built with LibTorch")
   message(FATAL_ERROR "expected the LibTorch that ddp was built with:\n${configured}")
 endif()

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,22 @@ struct Pictures : torch::data::datasets::Dataset<Pictures, Item> {
   }
   std::optional<size_t> size() const override { return numbers_.size(); }
   std::vector<float> numbers_;
+};
+
+// A struct that ItemHash does not know, for map().
+struct Song {
+  torch::Tensor notes;
+  int64_t year = 0;
+  std::string title;
+};
+
+struct Songs : torch::data::datasets::Dataset<Songs, Song> {
+  explicit Songs(Song first) : first_(std::move(first)) {}
+  Song get(size_t index) override {
+    return index == 0 ? first_ : Song{torch::ones({4}), 2000, "a song"};
+  }
+  std::optional<size_t> size() const override { return 20; }
+  Song first_;
 };
 
 DistributedSamplerOptions options_of(const Rank& self) {
@@ -77,6 +94,22 @@ TEST_CASE(
       "sampler and the data set alike");
   // The item is not among the first ones.
   CHECK(errors_with([](auto& numbers) { numbers[16] = 2; })[0] == "");
+}
+
+TEST_CASE("every member of a mapped struct is compared", "[sampler][ranks][errors]") {
+  using Members = std::tuple<torch::Tensor, int64_t, std::string>;
+  const auto errors_with_first = [](const Song& other) {
+    return errors_of_ranks(2, [&](const Rank& self) {
+      Songs songs(self.rank == 1 ? other : Song{torch::ones({4}), 2000, "a song"});
+      auto members = songs.map(torch::data::transforms::Lambda<Song, Members>(
+          [](const Song& song) { return std::make_tuple(song.notes, song.year, song.title); }));
+      DistributedSampler(20, options_of(self)).check_dataset(members, 16, self.group);
+    });
+  };
+  CHECK(errors_with_first({torch::ones({4}), 2000, "a song"}) == std::vector<std::string>{"", ""});
+  check_all_throw(errors_with_first({torch::zeros({4}), 2000, "a song"}), "other items among");
+  check_all_throw(errors_with_first({torch::ones({4}), 2001, "a song"}), "other items among");
+  check_all_throw(errors_with_first({torch::ones({4}), 2000, "another"}), "other items among");
 }
 
 TEST_CASE("different sampler options are named on every rank", "[sampler][ranks][errors]") {

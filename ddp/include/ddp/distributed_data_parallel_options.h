@@ -100,7 +100,8 @@ struct DistributedDataParallelOptions {
   /// Compare a hash of the arguments of `forward` in the first three averaged passes, and warn once
   /// where all ranks had the same: their loaders have no DistributedSampler, or ranks draw alike.
   /// Arguments that do not change from pass to pass tell nothing. Costs then 32 KiB read of each
-  /// tensor, and one all-reduce of 16 bytes in all. Default: true
+  /// tensor, up to 15 rows copied of one that is not contiguous, and one all-reduce of 16 bytes in
+  /// all. Default: true
   TORCH_ARG(bool, check_inputs) = true;
   /// Full names of parameters and buffers ("block.0.weight") that are neither compared, broadcast
   /// nor averaged: each rank keeps its own. Default: none

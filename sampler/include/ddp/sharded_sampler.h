@@ -151,7 +151,8 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   /// it is before transforms that draw random numbers.
   ///
   /// \param dataset  of LibTorch's kinds that load by index (`get_batch`), with items of tensors,
-  ///        numbers or texts, in `torch::data::Example`, `std::vector` or `std::pair`.
+  ///        numbers or texts, in `torch::data::Example`, `std::vector`, `std::pair` or
+  ///        `std::tuple`. Map structs of your own to these, by `torch::data::transforms::Lambda`.
   /// \param items  how many of the first items are compared, bit by bit; the data set's size is in
   ///        any case.
   /// \throws c10::Error  on every rank, with the same text, where something differs, or a rank

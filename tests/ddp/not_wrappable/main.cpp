@@ -1,5 +1,7 @@
-// Each line of `not_wrappable` is a compile error, whose text says what to write instead.
+// Each line of `not_wrappable`, and the last one, is a compile error, whose text says what to write
+// instead.
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/sampler.h>
 #include <torch/torch.h>
 
 struct Net : torch::nn::Module {
@@ -19,4 +21,16 @@ void not_wrappable() {
   ddp::DistributedDataParallel any(torch::nn::AnyModule{});
   ddp::DistributedDataParallel without_forward(std::make_shared<WithoutForward>());
   without_forward->forward();
+}
+
+struct Song {
+  at::Tensor notes;
+};
+struct Songs : torch::data::datasets::Dataset<Songs, Song> {
+  Song get(size_t /*index*/) override { return {}; }
+  std::optional<size_t> size() const override { return 1; }
+};
+
+void not_comparable(const ddp::DistributedSampler& sampler, Songs& songs) {
+  sampler.check_dataset(songs);
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -38,13 +39,20 @@ class DDP_API ItemHash {
     add(pair.second);
   }
 
+  template <typename... Parts>
+  void add(const std::tuple<Parts...>& tuple) {
+    std::apply([this](const Parts&... parts) { (add(parts), ...); }, tuple);
+  }
+
   template <typename Number>
   void add(const Number& number) {
+    constexpr bool is_number = std::is_arithmetic_v<Number> || std::is_enum_v<Number>;
     static_assert(
-        std::is_arithmetic_v<Number> || std::is_enum_v<Number>,
+        is_number,
         "check_dataset() takes items of tensors, numbers and texts, in torch::data::Example, "
-        "std::vector or std::pair: map the data set to these");
-    add_bytes(&number, sizeof number);
+        "std::vector, std::pair or std::tuple: map the data set to these, a struct to "
+        "std::make_tuple() of its members");
+    if constexpr (is_number) add_bytes(&number, sizeof number);
   }
 
  private:
