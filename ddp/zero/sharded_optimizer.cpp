@@ -1,8 +1,10 @@
 #include "zero/sharded_optimizer.h"
 
+#include <algorithm>
 #include <numeric>
 #include <unordered_set>
 
+#include <ATen/ops/empty.h>
 #include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
@@ -13,6 +15,7 @@ namespace {
 // A backend may need a copy of that size for a gather.
 constexpr int64_t kChunkBytes = int64_t{2} << 20;
 constexpr int64_t kStreamChunkBytes = int64_t{25} << 20;
+constexpr int64_t kMostElements = int64_t{1} << 20;  // of a piece that is offloaded
 
 // Repeated before each step: a step would not reach parameters whose data was replaced since
 // (torch::load, set_data).
@@ -30,6 +33,27 @@ void move_into_memory(FlatParameters& flat) {
         ". Call model->refresh() on every rank, and make a new optimizer.");
     flat.move_in(i);
   }
+}
+
+// Pieces of at most so many elements: a multiple of the elements that a kernel computes together,
+// so that the cut changes no bit.
+std::vector<ShardPiece> cut(const std::vector<ShardPiece>& pieces, int64_t most) {
+  std::vector<ShardPiece> parts;
+  for (const auto& piece : pieces) {
+    for (int64_t from = 0; from < piece.numel; from += most) {
+      const auto numel = std::min(most, piece.numel - from);
+      parts.push_back({piece.slot, piece.from + from, piece.at + from, numel});
+    }
+  }
+  return parts;
+}
+
+// The optimizer's parameter for the last piece of a chunk. A staged one has no memory yet.
+at::Tensor value_of(const ShardChunk& chunk, bool is_staged) {
+  const auto& shard = chunk.flat.shard();
+  if (is_staged) return at::empty({0}, at::dtype(shard.scalar_type()));
+  const auto& piece = chunk.pieces.back();
+  return shard.narrow(0, piece.at, piece.numel).detach();
 }
 
 }  // namespace
@@ -79,30 +103,44 @@ std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
 
 ShardedOptimizer::ShardedOptimizer(
     ProcessGroup group, Chunks chunks, const Groups& groups,
-    const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind)
+    const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind,
+    const ZeroOptions& options)
     : group_(std::move(group)), kind_(std::move(kind)) {
   const at::NoGradGuard no_grad;
+  if (is_offloaded(options)) staging_ = std::make_unique<HostStaging>();
   std::unordered_map<const void*, size_t> group_of;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const auto& p : groups[g].params()) group_of[p.unsafeGetTensorImpl()] = g;
   }
   std::vector<std::vector<at::Tensor>> values(groups.size());
+  std::vector<StateFile::Entry> entries;
   for (auto& parameters : chunks) {
     auto& chunk = chunks_.emplace_back(ShardChunk{FlatParameters(group_, std::move(parameters))});
     const auto& flat = chunk.flat;
-    for (const auto& piece : flat.layout().pieces(group_->getRank())) {
+    auto pieces = flat.layout().pieces(group_->getRank());
+    if (staging_) pieces = cut(pieces, kMostElements);
+    for (const auto& piece : pieces) {
       const auto found = group_of.find(flat.parameters()[piece.slot].unsafeGetTensorImpl());
       if (found == group_of.end()) continue;
       chunk.pieces.push_back(piece);
-      chunk.values.push_back(flat.shard().narrow(0, piece.at, piece.numel).detach());
+      chunk.values.push_back(value_of(chunk, is_staged(chunk)));
       values[found->second].push_back(chunk.values.back());
+      if (!options.offload_file()) continue;
+      entries.push_back(
+          {chunk.values.back().unsafeGetTensorImpl(), piece.numel, flat.whole().scalar_type(),
+           needed_tensors(groups[found->second].options())});
     }
   }
+  if (options.offload_file()) file_ = std::make_unique<StateFile>(*options.offload_file(), entries);
   Groups own;
   for (size_t g = 0; g < groups.size(); ++g) {
     own.emplace_back(std::move(values[g]), groups[g].options().clone());
   }
-  optimizer_ = kind_.make(own, defaults);
+  if (staging_) {
+    make_offloaded(own, defaults);
+  } else {
+    optimizer_ = kind_.make(own, defaults);
+  }
 }
 
 void ShardedOptimizer::set_options(const Groups& groups) {
@@ -111,27 +149,36 @@ void ShardedOptimizer::set_options(const Groups& groups) {
 }
 
 void ShardedOptimizer::step() {
+  Pieces pieces;
   for (auto& chunk : chunks_) {
     move_into_memory(chunk.flat);
-    const auto gradients = gradients_of(chunk);
-    for (size_t i = 0; i < gradients.size(); ++i) chunk.values[i].mutable_grad() = gradients[i];
+    auto gradients = gradients_of(chunk);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) pieces.push_back({&chunk, i, std::move(gradients[i])});
+    }
   }
-  optimizer_->step();
-  for (auto& chunk : chunks_) {
-    for (auto& value : chunk.values) value.mutable_grad().reset();
-  }
+  step(std::move(pieces));
 }
 
-// The optimizer skips values without a gradient, so this steps the chunk alone.
 void ShardedOptimizer::step(ShardChunk& chunk) {
   move_into_memory(chunk.flat);
-  const auto gradients = gradients_of(chunk);
+  auto gradients = gradients_of(chunk);
+  Pieces pieces;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;
-    if (is_reduced) chunk.values[i].mutable_grad() = gradients[i];
+    if (is_reduced && gradients[i].defined()) {
+      pieces.push_back({&chunk, i, std::move(gradients[i])});
+    }
   }
+  step(std::move(pieces));
+}
+
+// The optimizer skips values without a gradient, so this steps the pieces alone.
+void ShardedOptimizer::step(Pieces pieces) {
+  if (staging_) return step_by_windows(windows_of(std::move(pieces)));
+  for (const auto& piece : pieces) piece.value().mutable_grad() = piece.gradient;
   optimizer_->step();
-  for (auto& value : chunk.values) value.mutable_grad().reset();
+  for (const auto& piece : pieces) piece.value().mutable_grad().reset();
 }
 
 void ShardedOptimizer::mark_changed(const ShardChunk& chunk) {

@@ -12,6 +12,9 @@
 #include <ddp/zero.h>
 #include <torch/optim/optimizer.h>
 
+#include "zero/host_staging.h"
+#include "zero/state_file.h"
+
 namespace ddp {
 
 /// Parameters by chunk, each chunk in the order of its memory. A chunk is gathered in one call;
@@ -41,15 +44,39 @@ struct ShardChunk {
   size_t missing = 0;                   // parameters that are not reported yet
 };
 
+/// A piece of a chunk, by its index there.
+struct PieceOfChunk {
+  ShardChunk* chunk;
+  size_t index;
+  at::Tensor gradient = {};
+
+  const ShardPiece& piece() const { return chunk->pieces[index]; }
+  const at::Tensor& value() const { return chunk->values[index]; }
+  /// This rank's elements of the parameter, where the model has them.
+  at::Tensor parameter() const {
+    return chunk->flat.shard().narrow(0, piece().at, piece().numel).detach();
+  }
+};
+
+inline bool is_offloaded(const ZeroOptions& options) {
+  return options.offload() || options.offload_file().has_value();
+}
+
 /// The optimizer of this rank's part, and the memory of all parameters.
+///
+/// With offload the values of parameters on devices are on the host during a step alone: it copies
+/// them and the gradients down and the new parameters up, by windows of a few MiB. With a file the
+/// state of a window moves there after the window's first step.
 class ShardedOptimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   /// \param groups  of the whole optimizer, with options; parameters in no chunk are not stepped.
+  /// \throws c10::Error  the file of `options` cannot be made.
   ShardedOptimizer(
       ProcessGroup group, Chunks chunks, const Groups& groups,
-      const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind);
+      const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind,
+      const ZeroOptions& options);
 
   const ProcessGroup& group() const { return group_; }
   std::vector<ShardChunk>& chunks() { return chunks_; }
@@ -76,6 +103,24 @@ class ShardedOptimizer {
   size_t state_bytes() const;
 
  private:
+  using Pieces = std::vector<PieceOfChunk>;
+
+  /// Makes the optimizer with states in their places, also those that it makes at once.
+  void make_offloaded(const Groups& own, const torch::optim::OptimizerOptions& defaults);
+  /// The tensors of a state that a step of a group with these options needs, by tensor.
+  std::vector<char> needed_tensors(const torch::optim::OptimizerOptions& options) const;
+  Pieces all_pieces();
+  static std::vector<Pieces> windows_of(Pieces pieces);
+  /// Steps pieces, which have gradients.
+  void step(Pieces pieces);
+  void step_by_windows(const std::vector<Pieces>& windows);
+  bool is_staged(const ShardChunk& chunk) const;
+  std::vector<StagedPiece> staged(const Pieces& window) const;
+  /// Moves the piece's state to the host or into the file, where it belongs and is not.
+  void keep_state(const PieceOfChunk& piece, torch::optim::OptimizerParamState& state);
+  void keep_loaded(const PieceOfChunk& piece, torch::optim::OptimizerParamState& state);
+  /// The same for those of a window, and begins to write them to the file's disk.
+  void keep_states(const Pieces& window);
   torch::optim::OptimizerParamState* state_of(const at::Tensor& value) const;
   at::Tensor gather_state_table() const;
   at::Tensor gather_state(const ShardChunk& chunk, size_t part) const;
@@ -83,6 +128,8 @@ class ShardedOptimizer {
   const ProcessGroup group_;
   const detail::ZeroKind kind_;
   std::vector<ShardChunk> chunks_;
+  std::unique_ptr<HostStaging> staging_;  // with offload
+  std::unique_ptr<StateFile> file_;       // with a file
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -47,6 +47,16 @@ StateParts state_parts(torch::optim::OptimizerParamState& state) {
   return std::move(fields.parts);
 }
 
+/// By tensor of a state: whether a step needs it.
+struct NeedCollector {
+  std::vector<char> is_needed;
+
+  void step(const char* /*name*/, int64_t& /*value*/) {}
+  void tensor(const char* /*name*/, at::Tensor& /*value*/, bool is_required) {
+    is_needed.push_back(is_required ? 1 : 0);
+  }
+};
+
 // Columns of the state table. The columns after them say which tensors a parameter's state has.
 constexpr int64_t kHasState = 0;
 constexpr int64_t kStep = 1;
@@ -99,6 +109,31 @@ void copy_common(
 torch::optim::OptimizerParamState* ShardedOptimizer::state_of(const at::Tensor& value) const {
   const auto found = optimizer_->state().find(value.unsafeGetTensorImpl());
   return found == optimizer_->state().end() ? nullptr : found->second.get();
+}
+
+std::vector<char> ShardedOptimizer::needed_tensors(
+    const torch::optim::OptimizerOptions& options) const {
+  NeedCollector fields;
+  const auto state = kind_.make_state();
+  with_kind(*state, [&](auto kind, auto& own) {
+    using Kind = decltype(kind);
+    if constexpr (Kind::kIsElementwise) {
+      visit_state(fields, own, static_cast<const typename Kind::Options&>(options));
+    }
+  });
+  return std::move(fields.is_needed);
+}
+
+void ShardedOptimizer::keep_state(
+    const PieceOfChunk& piece, torch::optim::OptimizerParamState& state) {
+  if (!staging_) return;
+  const auto parts = state_parts(state);
+  for (size_t t = 0; t < parts.tensors.size(); ++t) {
+    auto& tensor = *parts.tensors[t];
+    if (!tensor.defined()) continue;
+    if (is_staged(*piece.chunk) && !tensor.is_cpu()) tensor = tensor.cpu();
+    if (file_) file_->keep(piece.value().unsafeGetTensorImpl(), t, tensor);
+  }
 }
 
 size_t ShardedOptimizer::state_bytes() const {
@@ -179,8 +214,8 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
         if (!cells[first + slot][column]) continue;
         const auto i = static_cast<size_t>(slot);
         const auto& p = chunk.flat.parameters()[i];
-        *state_parts(*states[i]).tensors[t] =
-            alias(all, chunk.flat.layout().offsets[i], p.sizes(), gradient_strides(p)).clone();
+        const auto own = alias(all, chunk.flat.layout().offsets[i], p.sizes(), gradient_strides(p));
+        *state_parts(*states[i]).tensors[t] = is_staged(chunk) ? own.cpu() : own.clone();
       }
     }
     for (int64_t slot = 0; slot < count; ++slot) {
@@ -192,32 +227,52 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
   }
 }
 
+// Checks all parameters first: if a tensor does not fit, the old state stays, on every rank.
 void ShardedOptimizer::load_state(const torch::optim::Optimizer& whole) {
   const at::NoGradGuard no_grad;
-  // Builds the new state first: if a tensor does not fit, the old state stays.
-  decltype(optimizer_->state()) current = optimizer_->state();
-  std::decay_t<decltype(current)> taken;
+  const auto state_in_whole = [&](const at::Tensor& parameter) {
+    const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
+    return found == whole.state().end() ? nullptr : found->second.get();
+  };
   for (const auto& chunk : chunks_) {
-    for (size_t i = 0; i < chunk.pieces.size(); ++i) {
-      const auto& piece = chunk.pieces[i];
-      const auto& parameter = chunk.flat.parameters()[piece.slot];
-      const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
-      if (found == whole.state().end()) continue;
-      auto state = found->second->clone();
-      for (auto* tensor : state_parts(*state).tensors) {
-        if (!tensor->defined()) continue;
+    for (const auto& parameter : chunk.flat.parameters()) {
+      auto* state = state_in_whole(parameter);
+      if (!state) continue;
+      for (const auto* tensor : state_parts(*state).tensors) {
         DDP_CHECK_VALUE(
-            tensor->sizes() == parameter.sizes(),
+            !tensor->defined() || tensor->sizes() == parameter.sizes(),
             "ZeroRedundancyOptimizer: expected a state of the parameter's shape ",
             parameter.sizes(), ", got ", tensor->sizes(),
             ". Load the state of the same model's optimizer.");
-        *tensor = memory_order_of(*tensor, parameter).narrow(0, piece.from, piece.numel).clone();
       }
-      taken[chunk.values[i].unsafeGetTensorImpl()] = std::move(state);
     }
+  }
+  auto& current = optimizer_->state();
+  std::decay_t<decltype(current)> taken;
+  for (const auto& piece : all_pieces()) {
+    const auto& parameter = piece.chunk->flat.parameters()[piece.piece().slot];
+    const auto* of_parameter = state_in_whole(parameter);
+    if (!of_parameter) continue;
+    auto state = of_parameter->clone();
+    for (auto* tensor : state_parts(*state).tensors) {
+      if (!tensor->defined()) continue;
+      *tensor = memory_order_of(*tensor, parameter)
+                    .narrow(0, piece.piece().from, piece.piece().numel)
+                    .clone();
+    }
+    auto& place = taken[piece.value().unsafeGetTensorImpl()];
+    place = std::move(state);
+    keep_loaded(piece, *place);
   }
   current = std::move(taken);
   reset_step_counts(*optimizer_);
+}
+
+void ShardedOptimizer::keep_loaded(
+    const PieceOfChunk& piece, torch::optim::OptimizerParamState& state) {
+  keep_state(piece, state);
+  const auto* key = piece.value().unsafeGetTensorImpl();
+  if (file_) file_->write(key, key);
 }
 
 c10::IValue ShardedOptimizer::own_state(const Groups& groups) const {
@@ -250,7 +305,7 @@ void ShardedOptimizer::take_state(const Groups& groups, const c10::IValue& shard
     kept[piece.parameter].push_back(std::move(piece));
   }
   const auto numbers = numbers_in(groups);
-  for (const auto& chunk : chunks_) {
+  for (auto& chunk : chunks_) {
     for (size_t i = 0; i < chunk.pieces.size(); ++i) {
       const auto& piece = chunk.pieces[i];
       const auto* parameter = chunk.flat.parameters()[piece.slot].unsafeGetTensorImpl();
@@ -267,6 +322,7 @@ void ShardedOptimizer::take_state(const Groups& groups, const c10::IValue& shard
           copy_common(*parts.tensors[t], piece.from, piece.numel, source.tensors[t], source.from);
         }
       }
+      keep_loaded({&chunk, i}, *state);
     }
   }
   reset_step_counts(*optimizer_);

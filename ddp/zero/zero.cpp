@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/zero_shards.h>
@@ -31,6 +32,11 @@ const ZeroOptions& checked(const ZeroOptions& options, const State& model) {
       is_models || (options.stage() == 1 && !options.overlap()), kSubject,
       "expected the model's process group with stage 2 or overlap, got another one. Leave "
       "process_group out.");
+  DDP_CHECK_VALUE(
+      !options.offload_file() || !options.offload_file()->empty(), kSubject,
+      "expected offload_file() to name a file that can be made, got \"\". Give a path in a folder "
+      "of "
+      "a local disk, such as \"/scratch/state\", or leave it out.");
   return options;
 }
 
@@ -75,6 +81,7 @@ class ZeroRedundancyOptimizerBase::Impl {
     if (options_.stage() == 2) shards_ = state().shard_gradients();
     const auto group = options_.process_group().given();
     optimizer_ = cut_over(group ? group : state().group(), shards_.get());
+    warn_of_offload();
     state().count_sharded_optimizer(true);
   }
   ~Impl() { state().count_sharded_optimizer(false); }
@@ -154,6 +161,11 @@ class ZeroRedundancyOptimizerBase::Impl {
         group_count_, " groups of parameters that it was made with, got ",
         owner_.param_groups().size(), " on ", state().monitor().rank_text(),
         ". Make a new optimizer with all of them.");
+    DDP_CHECK(
+        !is_offloaded(options_) || !is_capturing(state().device()),
+        "ZeroRedundancyOptimizer: expected no capture of a step with offload, in which the host "
+        "steps, got one on ",
+        state().monitor().rank_text(), ". Step outside of the captured function.");
   }
 
  private:
@@ -181,11 +193,34 @@ class ZeroRedundancyOptimizerBase::Impl {
     auto parameters = shards != nullptr
                           ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
                           : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
-    auto optimizer = std::make_unique<ShardedOptimizer>(
-        std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
+    std::unique_ptr<ShardedOptimizer> optimizer;
+    const auto make = [&] {
+      optimizer = std::make_unique<ShardedOptimizer>(
+          std::move(group), std::move(parameters), groups, owner_.defaults(), kind_, options_);
+    };
+    if (options_.offload_file()) {
+      // One rank's disk may be full: the others learn of it in their next collective.
+      state().monitor().abort_on_error(
+          [] { return std::string("making the file of a ZeroRedundancyOptimizer"); }, make);
+    } else {
+      make();
+    }
     auto& chunks = optimizer->chunks();
     for (size_t c = 0; shards != nullptr && c < chunks.size(); ++c) chunks[c].shard = &(*shards)[c];
     return optimizer;
+  }
+
+  void warn_of_offload() const {
+    if (!options_.offload() || options_.offload_file()) return;
+    for (const auto& chunk : optimizer_->chunks()) {
+      if (!chunk.flat.whole().is_cpu()) return;
+    }
+    TORCH_WARN_ONCE(
+        "ZeroRedundancyOptimizer: offload(true) changes nothing for parameters on CPUs, whose "
+        "state "
+        "is in the host's memory. Leave it out, or set offload_file(path) for a state that does "
+        "not "
+        "fit there.");
   }
 
   // Gradients of passes under no_sync() alone are whole and in no shard, so a step would ignore

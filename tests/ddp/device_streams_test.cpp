@@ -1,13 +1,11 @@
 // What runs on streams, on a device that runs nothing before it is waited for: a missing wait, or
 // memory that is freed too early, shows as NaN.
-#include <ddp/backend.h>
 #include <ddp/collectives.h>
 #include <ddp/int8_compress.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/power_sgd.h>
 #include <ddp/top_k.h>
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -29,28 +27,6 @@ namespace toy = testing::toy;
 
 const c10::Device kToy(at::kPrivateUse1, 0);
 const c10::Device kOtherToy(at::kPrivateUse1, 1);
-
-/// Rank 0 of two, whose other rank has the same numbers.
-ProcessGroup echo_group() {
-  [[maybe_unused]] static const bool once = [] {
-    register_backend(
-        "echo", BackendDescription()
-                    .devices({at::kPrivateUse1})
-                    .waits_on_stream(true)
-                    .averages(true)
-                    .make([](const BackendSetup& s) { return toy::make_echo(s.rank, s.size); }));
-    return true;
-  }();
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(
-      c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/2);
-  const auto echo = toy::make_echo(0, 2);
-  for (const auto device : {at::kCPU, at::kPrivateUse1}) {
-    group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, echo);
-  }
-  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  group->setGroupName("echo");
-  return group;
-}
 
 /// Makes `id` the current stream of the device; nothing on the CPU.
 std::unique_ptr<c10::StreamGuard> on(c10::StreamId id, c10::Device device) {
@@ -81,7 +57,7 @@ struct Trained {
       parameters.push_back({"p" + std::to_string(i), p});
       inputs.push_back(values.cos().view(sizes[i]).to(device_of(i)));
     }
-    const auto group = echo_group();
+    const auto group = toy::echo_group();
     Reducer reducer(parameters, group, options);
     if (prepare) prepare(reducer, group);
     wrapping.clear();
@@ -143,7 +119,7 @@ TEST_CASE("a model on two devices trains on any streams of theirs", "[streams]")
 }
 
 TEST_CASE("memory of a collective stays for the stream that waits for it", "[streams]") {
-  const auto group = echo_group();
+  const auto group = toy::echo_group();
   auto x = torch::arange(12.0).view({3, 4}).to(kToy);
   const auto expected = toy::on_host(x) * 2;
   auto turned = x.t();  // which goes as a copy

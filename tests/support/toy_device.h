@@ -24,6 +24,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddp::testing::toy {
 
@@ -109,6 +110,8 @@ at::Tensor on_host(const at::Tensor& t);
 /// tensors of the CPU, too, for the same numbers without streams. It has all-reduce, broadcast, and
 /// all-gather, reduce-scatter and all-to-all of one tensor.
 c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size);
+/// Rank 0 of two over make_echo(), whose other rank has the same numbers.
+c10::intrusive_ptr<c10d::ProcessGroup> echo_group();
 constexpr c10::StreamId kEchoStream = 100;
 
 }  // namespace ddp::testing::toy

@@ -5,7 +5,9 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <ddp/backend.h>
 #include <ddp/collective_backend.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "support/toy_device.h"
@@ -108,6 +110,27 @@ class Echo final : public CollectiveBackend {
 
 c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size) {
   return c10::make_intrusive<Echo>(rank, size);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> echo_group() {
+  [[maybe_unused]] static const bool once = [] {
+    register_backend(
+        "echo", BackendDescription()
+                    .devices({at::kPrivateUse1})
+                    .waits_on_stream(true)
+                    .averages(true)
+                    .make([](const BackendSetup& s) { return make_echo(s.rank, s.size); }));
+    return true;
+  }();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/2);
+  const auto echo = make_echo(0, 2);
+  for (const auto device : {at::kCPU, at::kPrivateUse1}) {
+    group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, echo);
+  }
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  group->setGroupName("echo");
+  return group;
 }
 
 }  // namespace ddp::testing::toy

@@ -272,4 +272,18 @@ TEST_CASE("a captured step looks into ZeRO at the optimizer that steps", "[captu
   CHECK_THAT(errors[1], ContainsText("got torch::optim::AdamW, which counts steps on the host"));
 }
 
+TEST_CASE("a captured step refuses ZeRO with offload", "[captured][ranks]") {
+  const auto errors = testing::run_ranks<std::string>(1, [](const testing::Rank& self) {
+    DistributedDataParallel<torch::nn::Linear> model(
+        torch::nn::Linear(2, 2), DistributedDataParallelOptions().process_group(self.group));
+    ZeroRedundancyOptimizer<optim::AdamW> offloaded(
+        model, torch::optim::AdamWOptions(), ZeroOptions().offload_file("/tmp/ddp-state"));
+    return error_of<c10::ValueError>([&] {
+      const CapturedStep captured(
+          [] { return torch::ones({1}); }, CapturedStepOptions().optimizers({&offloaded}));
+    });
+  });
+  CHECK_THAT(errors[0], ContainsText("got a ZeroRedundancyOptimizer with offload"));
+}
+
 }  // namespace ddp

@@ -62,6 +62,12 @@ CapturedOptimizers::CapturedOptimizers(std::vector<torch::optim::Optimizer*> opt
   for (auto* optimizer : optimizers_) {
     DDP_CHECK_VALUE(
         optimizer, "CapturedStep: expected optimizers, got a null pointer. Leave it out.");
+    const auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer);
+    DDP_CHECK_VALUE(
+        !zero || (!zero->options().offload() && !zero->options().offload_file()),
+        "CapturedStep: expected an optimizer whose step runs on the device alone, got a "
+        "ZeroRedundancyOptimizer with offload, which steps on the host. Leave offload out, or step "
+        "it after each call.");
     const auto* name = host_bound_class(stepped(*optimizer));
     DDP_CHECK_VALUE(
         name == nullptr,

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,16 @@ struct ZeroOptions {
   /// of one bucket while the gradients of the next are reduced; step() then does nothing. Not for
   /// programs that change the gradients before the step (clipping, a GradScaler). Default: false
   TORCH_ARG(bool, overlap) = false;
+  /// Keep the state of parameters on a device in the host's memory, and step them on the CPU: a
+  /// step copies their values and gradients down and the new values up, a few MiB at a time, while
+  /// the CPU steps what came before. The same bits as the optimizer's step on CPUs. Parameters on
+  /// CPUs have their state there anyway: a warning. Default: false
+  TORCH_ARG(bool, offload) = false;
+  /// Keep the state in a file, which need not fit into the memory: each step reads and writes it
+  /// once, in order. The path of a file in a folder of a local disk; each rank makes its own there,
+  /// which has no name once it is made, so that ranks may have the same path and nothing is left
+  /// after a kill. Implies offload(true). Default: none
+  TORCH_ARG(std::optional<std::string>, offload_file) = {};
 };
 
 namespace detail {
@@ -58,7 +70,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   /// \param closure  runs before the step; it may not step again.
   /// \throws c10::Error  a group of parameters was added, or the model was refreshed, since this
   ///         was made; in a join() that this is not part of; with stage 2, gradients of passes
-  ///         under no_sync() alone.
+  ///         under no_sync() alone; with offload, the stream is being captured; a disk that does
+  ///         not take the state.
   ///
   /// Collective: yes. Blocks: host. Cost: this rank's part of a step; each parameter is sent once.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -170,6 +183,9 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 /// averaged backward pass. It knows which parameters the model's layers cut. Under no_sync() whole
 /// gradients accumulate. Buckets stay in the reverse order of registration.
 ///
+/// With offload each step has the host wait for the gradients, so a CapturedStep refuses it; a
+/// state that consolidated() returns is in the host's memory.
+///
 /// In a join(), ranks without input step too: `ddp::join({model.get(), &optimizer}, body)`. With
 /// overlap, list the model alone.
 ///
@@ -195,7 +211,9 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   ///
   /// \throws c10::ValueError  a stage other than 1 and 2; sparse gradients; a process group that is
   ///         not the model's, with stage 2 or overlap.
-  /// \throws c10::Error  with stage 2, a communication hook or an averaged backward pass before.
+  /// \throws c10::Error  with stage 2, a communication hook or an averaged backward pass before;
+  ///         an offload_file that cannot be made: then the ranks that have made theirs throw in
+  ///         their next collective.
   template <typename Model>
   ZeroRedundancyOptimizer(
       torch::nn::ModuleHolder<Model>& model, const OptionsType& defaults,

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/optim.h>
+#include <ddp/zero.h>
 #include <torch/torch.h>
 
 #include "reducer/like_nccl.h"
@@ -77,6 +79,19 @@ TEST_CASE("a step that compares replicas is not captured", "[ranks][capture][err
                            ContainsText("call check_replicas()"));
     CHECK_THAT(rank.after_capture, ContainsText("check_replicas_every has it"));
   }
+}
+
+TEST_CASE("a step on the host is not captured", "[ranks][capture][errors][offload]") {
+  const auto errors = run_ranks<std::string>(1, [](const Rank& self) {
+    Model model(torch::nn::Linear(3, 1), Options().process_group(self.group));
+    ZeroRedundancyOptimizer<optim::AdamW> optimizer(
+        model, torch::optim::AdamWOptions(), ZeroOptions().offload_file("/tmp/ddp-state"));
+    step(model);
+    RankBarrier barrier(1);
+    const Capture capture(barrier);
+    return error_of<c10::Error>([&] { optimizer.step(); });
+  });
+  CHECK_THAT(errors[0], ContainsText("expected no capture of a step with offload"));
 }
 
 }  // namespace ddp

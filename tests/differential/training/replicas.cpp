@@ -207,14 +207,18 @@ class Replicas : public Training {
   template <typename Model>
   std::unique_ptr<torch::optim::Optimizer> make_zero(Model& model) {
     const auto& label = run_.label();
-    const auto options = ZeroOptions()
-                             .stage(label.find("zero2") == 0 ? 2 : 1)
-                             .overlap(label.find("overlap") != std::string::npos);
+    auto options = ZeroOptions()
+                       .stage(label.find("zero2") == 0 ? 2 : 1)
+                       .overlap(label.find("overlap") != std::string::npos);
     const auto groups = run_.make_groups();
     const auto& kind = run_.program.label("optimizer");
     run_.trace.say(
-        "const auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" +
+        "auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" +
         (options.overlap() ? "true" : "false") + ");");
+    if (run_.program.is("state_in", "file")) {
+      options.offload_file("/tmp/ddp-state");  // each rank's has no name
+      run_.trace.say("zero.offload_file(\"/tmp/ddp-state\");");
+    }
 #define MAKE(name, type, plain, values)                                                     \
   if (kind == (name)) {                                                                     \
     run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values   \
