@@ -10,6 +10,7 @@
 #include <c10/core/Storage.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
@@ -41,7 +42,8 @@ at::TensorOptions options_of(const at::Tensor& tensor, at::ScalarType dtype) {
 }  // namespace
 
 FlatSegment::FlatSegment(
-    ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered)
+    ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered,
+    bool rests_on_host)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
       layout_(numels_of(parameters_), group_->getSize()),
@@ -54,8 +56,11 @@ FlatSegment::FlatSegment(
   for (const auto& piece : layout_.pieces(group_->getRank())) {
     ranges_[piece.slot] = {piece.from, piece.at, piece.numel};
   }
-  shard_ = reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()))
-               .zero_();
+  shard_ =
+      rests_on_host && !first.is_cpu()
+          ? pinned_memory(layout_.shard_numel, first.scalar_type())
+          : reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()));
+  shard_.zero_();
   whole_ = without_memory(layout_.numel(), options_of(first, gathered));
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
@@ -115,20 +120,47 @@ void FlatSegment::point(size_t slot, const at::Tensor& data, const NodePtr& node
 void FlatSegment::begin_gather() {
   const c10::NoGradGuard no_grad;
   refill_memory(whole_, empty_block(layout_.numel(), whole_.options(), OnFree::kReuse));
+  if (group_->getSize() > 1 && shard_.scalar_type() != whole_.scalar_type()) {
+    sent_ = reducible_memory(*group_, layout_.shard_numel, whole_.options());
+  }
+  rests_on_host() ? begin_upload() : gather_from(shard_);
+}
+
+// All memory comes from the stream that computes. The copy and the gather begin after what that has
+// to do now, beside what it gets next, and it waits for both before the memory is freed.
+void FlatSegment::begin_upload() {
+  risen_ = at::empty({layout_.shard_numel}, options_of(whole_, dtype()));
+  const UploadGuard guard(device());
+  risen_.copy_(shard_, /*non_blocking=*/true);
+  gather_from(risen_);
+  uploaded_.record(device());
+}
+
+void FlatSegment::gather_from(const at::Tensor& shard) {
   if (group_->getSize() == 1) {
-    whole_.copy_(shard_);
+    whole_.copy_(shard);
     return;
   }
-  sent_ = shard_;
-  if (shard_.scalar_type() != whole_.scalar_type()) {
-    sent_ = reducible_memory(*group_, layout_.shard_numel, whole_.options()).copy_(shard_);
+  if (sent_.defined()) {
+    sent_.copy_(shard);
+  } else {
+    sent_ = shard;
   }
   gather_ = all_gather_into_tensor_async(whole_, sent_, group_);
 }
 
 void FlatSegment::end_gather() {
   if (gather_) std::exchange(gather_, nullptr)->wait();
+  uploaded_.block(device());
+  record_use(risen_);
+  if (rests_on_host()) record_use(sent_);
+  risen_.reset();
   sent_.reset();
+}
+
+bool FlatSegment::is_in_place(size_t slot) const {
+  const auto& parameter = parameters_[slot];
+  return parameter.device() == shard_device() || parameter.is_alias_of(whole_);
 }
 
 void FlatSegment::release() { release_memory(whole_); }
@@ -180,8 +212,9 @@ void FlatSegment::write_back() {
     shard_.copy_(mine);
   } else {
     // Unwritten elements keep the shard's full precision.
-    const auto changed = mine.ne(shard_.to(mine.scalar_type()));
-    shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard_));
+    const auto written = mine.to(shard_device());
+    const auto changed = written.ne(shard_.to(written.scalar_type()));
+    shard_.copy_(at::where(changed, written.to(shard_.scalar_type()), shard_));
   }
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     kept_[slot] = parameters_[slot]._version();

@@ -9,6 +9,8 @@
 #include <ddp/internal/flat_parameters.h>
 #include <ddp/process_group.h>
 
+#include "sharded/copies/host_copies.h"
+
 namespace ddp {
 
 /// Parameters of one dtype that lie one after another in a flat tensor, of which each rank of a
@@ -24,15 +26,23 @@ class FlatSegment {
   /// \param group  for gathers.
   /// \param parameters  of one dtype and device.
   /// \param gathered  the dtype of the whole.
+  /// \param rests_on_host  keep the shard in host memory. Nothing where the parameters are there.
   ///
   /// Collective: no. Memory: at most one parameter more than before.
-  FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered);
+  FlatSegment(
+      ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered,
+      bool rests_on_host = false);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
   at::IntArrayRef sizes_of(size_t slot) const { return views_[slot].sizes(); }
   at::ScalarType dtype() const { return shard_.scalar_type(); }
   size_t element_size() const { return whole_.element_size(); }
+  /// Device of the whole, where the parameters are used.
+  c10::Device device() const { return whole_.device(); }
+  /// Device of the shard and of its gradients.
+  c10::Device shard_device() const { return shard_.device(); }
+  bool rests_on_host() const { return shard_device() != device(); }
   /// The elements of a parameter in this rank's shard; possibly none.
   struct Range {
     int64_t from = 0;  // first element in the parameter
@@ -52,6 +62,10 @@ class FlatSegment {
   /// Collective: yes. Blocks: no.
   void begin_gather();
   void end_gather();
+  /// Waits until a gather has read a shard on the host, which the program may write from then on.
+  void await_upload() { uploaded_.await(); }
+  /// Whether a parameter is where the program finds it: on the shard's device while it is one.
+  bool is_in_place(size_t slot) const;
   /// Frees the memory of the whole. The parameters' sizes stay as they are.
   void release();
   /// Leaves the memory of the whole to values that were computed from it, and takes other memory
@@ -78,6 +92,8 @@ class FlatSegment {
 
  private:
   void point(size_t slot, const at::Tensor& data, const NodePtr& node);
+  void begin_upload();
+  void gather_from(const at::Tensor& shard);
 
   ProcessGroup group_;
   std::vector<at::Tensor> parameters_;
@@ -90,7 +106,9 @@ class FlatSegment {
   // parameter's reference.
   std::vector<NodePtr> accumulators_, shard_nodes_;
   std::vector<int64_t> kept_;  // by slot: the version whose values the shard has
-  at::Tensor sent_;            // the shard in the whole's dtype, during a gather
+  // During a gather: the shard on the device, and that in the whole's dtype.
+  at::Tensor risen_, sent_;
+  CopyEnd uploaded_;
   c10::intrusive_ptr<c10d::Work> gather_;
 };
 

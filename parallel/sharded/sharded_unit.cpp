@@ -8,6 +8,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
@@ -163,7 +164,7 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       places_[i] = place++;
     }
     const auto [own, gathered, trainable] = kinds[s];
-    segments_.emplace_back(gather_group_, std::move(parameters), gathered);
+    segments_.emplace_back(gather_group_, std::move(parameters), gathered, options.cpu_offload());
     if (!policy.reduce_dtype()) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }
@@ -269,7 +270,7 @@ std::vector<ParameterLayout> ShardedUnit::layouts() const {
 }
 
 c10::Device ShardedUnit::device() const {
-  return has_parameters() ? segments_[0].parameters()[0].device() : model()->device();
+  return has_parameters() ? segments_[0].device() : model()->device();
 }
 
 void ShardedUnit::begin_gather() {
@@ -277,6 +278,7 @@ void ShardedUnit::begin_gather() {
   with_context(
       [&] { return gathering_text(); }, groups_.shard,
       [&] {
+        check_rests_in_place();
         for (auto& segment : segments_) segment.begin_gather();
       });
   for (const auto& segment : segments_) {
@@ -284,6 +286,35 @@ void ShardedUnit::begin_gather() {
   }
   memory_ = Memory::Filling;
   ++stats.gathers;
+}
+
+void ShardedUnit::check_rests_in_place() const {
+  size_t i = 0;
+  for (const auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot, ++i) {
+      DDP_CHECK(
+          !segment.rests_on_host() || segment.is_in_place(slot),
+          "FullyShardedDataParallel: expected parameters in host memory between steps, where "
+          "cpu_offload keeps them, got ",
+          text_of_parameter(i), " on ", segment.parameters()[slot].device(), " ",
+          on_rank_text(*groups_.shard),
+          ". Move the module to its device before it is wrapped, and not after.");
+    }
+  }
+}
+
+void ShardedUnit::check_may_capture() const {
+  const bool rests_on_host =
+      any_of(segments_, [](const FlatSegment& segment) { return segment.rests_on_host(); });
+  DDP_CHECK(
+      !rests_on_host || !is_capturing(device()),
+      "FullyShardedDataParallel: expected a step that runs, because the optimizer of a unit with "
+      "cpu_offload steps on the host, got one that is captured, of ",
+      name(), " ", on_rank_text(*groups_.shard), ". Leave out cpu_offload, or the CapturedStep.");
+}
+
+void ShardedUnit::await_uploads() {
+  for (auto& segment : segments_) segment.await_upload();
 }
 
 void ShardedUnit::make_whole() {
@@ -344,6 +375,7 @@ void ShardedUnit::part_with_whole() {
   point_at_shards();
   if (memory_ == Memory::Free) return;
   end_gather();
+  await_uploads();
   for (auto& segment : segments_) segment.part_with_whole();
   memory_ = Memory::Free;
 }

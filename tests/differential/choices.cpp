@@ -233,6 +233,7 @@ const std::vector<Choice>& choices() {
        {{"default"},
         {"kept", 1, "reshard_after_forward"},
         {"no_prefetch", 1, "prefetch"},
+        {"offloaded", 1, "cpu_offload"},
         {"ignored", 1, "ignored_parameters"},
         {"hybrid", 1, "mesh init_device_mesh DeviceMesh"}}},
       // Between the steps.
