@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,7 @@
 #include <ddp/process_group.h>
 
 #include "sharded/copies/host_copies.h"
+#include "sharded/copies/quantized_gather.h"
 
 namespace ddp {
 
@@ -21,17 +23,19 @@ namespace ddp {
 /// later gather.
 class FlatSegment {
  public:
+  struct Form {
+    at::ScalarType gathered;     // the dtype of the whole
+    bool is_quantized = false;   // in gathers: see QuantizedGather
+    bool rests_on_host = false;  // the shard. Nothing where the parameters are there
+  };
+
   /// Copies this rank's elements of the parameters, and points the parameters at them.
   ///
   /// \param group  for gathers.
   /// \param parameters  of one dtype and device.
-  /// \param gathered  the dtype of the whole.
-  /// \param rests_on_host  keep the shard in host memory. Nothing where the parameters are there.
   ///
   /// Collective: no. Memory: at most one parameter more than before.
-  FlatSegment(
-      ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered,
-      bool rests_on_host = false);
+  FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, const Form& form);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
@@ -57,11 +61,18 @@ class FlatSegment {
   /// No autograd view.
   at::Tensor piece(size_t slot, const at::Tensor& flat, int64_t begin = 0) const;
 
-  /// Allocates the whole, and starts to gather the ranks' shards into it.
+  /// Starts to gather the ranks' shards.
+  ///
+  /// \param exactly  also where gathers are quantized.
   ///
   /// Collective: yes. Blocks: no.
-  void begin_gather();
+  void begin_gather(bool exactly);
+  /// Has them in the whole.
   void end_gather();
+  /// The bytes of the gather that has begun.
+  int64_t gather_bytes() const;
+  /// Whether the whole, or a gather, has values that were quantized.
+  bool is_rounded() const { return quantized_ && quantized_->is_used(); }
   /// Waits until a gather has read a shard on the host, which the program may write from then on.
   void await_upload() { uploaded_.await(); }
   /// Whether a parameter is where the program finds it: on the shard's device while it is one.
@@ -92,8 +103,9 @@ class FlatSegment {
 
  private:
   void point(size_t slot, const at::Tensor& data, const NodePtr& node);
-  void begin_upload();
-  void gather_from(const at::Tensor& shard);
+  void begin_upload(bool exactly);
+  void gather_from(const at::Tensor& shard, bool exactly);
+  void refill();
 
   ProcessGroup group_;
   std::vector<at::Tensor> parameters_;
@@ -109,6 +121,7 @@ class FlatSegment {
   // During a gather: the shard on the device, and that in the whole's dtype.
   at::Tensor risen_, sent_;
   CopyEnd uploaded_;
+  std::optional<QuantizedGather> quantized_;
   c10::intrusive_ptr<c10d::Work> gather_;
 };
 

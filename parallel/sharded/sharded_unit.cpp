@@ -32,6 +32,13 @@ bool is_kept_float(const std::string& name, const MixedPrecisionPolicy& policy) 
   });
 }
 
+/// A parameter of one dimension is small, and may have another magnitude than its neighbours.
+bool has_quantized_gather(const ParameterLayout& layout, const MixedPrecisionPolicy& policy) {
+  const auto& p = layout.local;
+  return policy.gather_int8() && p.is_floating_point() && p.dim() > 1 && p.numel() > 0 &&
+         !is_kept_float(layout.name, policy);
+}
+
 at::ScalarType gathered_dtype(
     const std::string& name, at::ScalarType own, const MixedPrecisionPolicy& policy) {
   const bool is_cast = policy.param_dtype() && at::isFloatingType(own);
@@ -137,7 +144,7 @@ ShardedUnit::ShardedUnit(
 ShardedUnit::~ShardedUnit() = default;
 
 void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
-  using Kind = std::tuple<at::ScalarType, at::ScalarType, bool>;
+  using Kind = std::tuple<at::ScalarType, at::ScalarType, bool, bool>;
   const auto& policy = options.mp_policy();
   std::vector<Kind> kinds;
   std::vector<std::vector<size_t>> members;
@@ -145,7 +152,8 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
     const auto& layout = whole_layouts_[i];
     const auto dtype = layout.local.scalar_type();
     const Kind kind(
-        dtype, gathered_dtype(layout.name, dtype, policy), layout.local.requires_grad());
+        dtype, gathered_dtype(layout.name, dtype, policy), layout.local.requires_grad(),
+        has_quantized_gather(layout, policy));
     const auto at =
         static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
     if (at == kinds.size()) {
@@ -163,8 +171,10 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       parameters.push_back(whole_layouts_[i].local);
       places_[i] = place++;
     }
-    const auto [own, gathered, trainable] = kinds[s];
-    segments_.emplace_back(gather_group_, std::move(parameters), gathered, options.cpu_offload());
+    const auto [own, gathered, trainable, is_quantized] = kinds[s];
+    segments_.emplace_back(
+        gather_group_, std::move(parameters),
+        FlatSegment::Form{gathered, is_quantized, options.cpu_offload()});
     if (!policy.reduce_dtype()) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }
@@ -273,17 +283,15 @@ c10::Device ShardedUnit::device() const {
   return has_parameters() ? segments_[0].device() : model()->device();
 }
 
-void ShardedUnit::begin_gather() {
+void ShardedUnit::begin_gather(bool exactly) {
   if (memory_ != Memory::Free) return;
   with_context(
       [&] { return gathering_text(); }, groups_.shard,
       [&] {
         check_rests_in_place();
-        for (auto& segment : segments_) segment.begin_gather();
+        for (auto& segment : segments_) segment.begin_gather(exactly);
       });
-  for (const auto& segment : segments_) {
-    stats.bytes += segment.layout().numel() * static_cast<int64_t>(segment.element_size());
-  }
+  for (const auto& segment : segments_) stats.bytes += segment.gather_bytes();
   memory_ = Memory::Filling;
   ++stats.gathers;
 }
@@ -325,6 +333,14 @@ void ShardedUnit::make_whole() {
   }
   if (std::exchange(has_whole_sizes_, true)) return;
   for (auto& segment : segments_) segment.point_at_whole();
+}
+
+void ShardedUnit::make_whole_exactly() {
+  const bool is_rounded =
+      any_of(segments_, [](const FlatSegment& segment) { return segment.is_rounded(); });
+  if (is_rounded) release();
+  begin_gather(/*exactly=*/true);
+  make_whole();
 }
 
 std::string ShardedUnit::gathering_text() const {

@@ -49,10 +49,14 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool is_free() const { return memory_ == Memory::Free; }
   /// Starts to gather the parameters, unless they are there or on their way.
   ///
+  /// \param exactly  what the shards have, also where gathers are quantized.
+  ///
   /// Collective: yes. Blocks: no.
-  void begin_gather();
+  void begin_gather(bool exactly = false);
   /// Gathers the parameters, and gives them their sizes.
   void make_whole();
+  /// The same with what the shards have: gathers once more what was quantized.
+  void make_whole_exactly();
   /// Frees the whole parameters. Their sizes stay. This and what follows, but part_with_whole() and
   /// abandon(), keeps what a program wrote to them.
   void release();

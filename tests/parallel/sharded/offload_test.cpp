@@ -151,6 +151,7 @@ TEST_CASE("shards on the host take other dtypes on the device", "[offload][ranks
   const int ranks = GENERATE(1, 2);
   Training training;
   training.options.mp_policy(MixedPrecisionPolicy()
+                                 .gather_int8(GENERATE(false, true))
                                  .param_dtype(at::kBFloat16)
                                  .reduce_dtype(GENERATE(at::kFloat, at::kBFloat16)));
   CHECK(equals_cpu(ranks, training));
