@@ -17,10 +17,11 @@ FlatLayout layout_of(const std::vector<at::Tensor>& tensors, int ranks) {
 
 }  // namespace
 
-FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int ranks_) : offsets{0}, ranks(ranks_) {
+FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int ranks_, int64_t multiple)
+    : offsets{0}, ranks(ranks_) {
   for (const auto numel : numels) offsets.push_back(offsets.back() + numel);
-  const int64_t multiple = 4 * int64_t{ranks};
-  shard_numel = (offsets.back() + multiple - 1) / multiple * 4;
+  const int64_t of_all = multiple * int64_t{ranks};
+  shard_numel = (offsets.back() + of_all - 1) / of_all * multiple;
 }
 
 std::vector<ShardPiece> FlatLayout::pieces(int rank) const {

@@ -10,6 +10,7 @@
 #include <c10/core/Storage.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
@@ -40,11 +41,10 @@ at::TensorOptions options_of(const at::Tensor& tensor, at::ScalarType dtype) {
 
 }  // namespace
 
-FlatSegment::FlatSegment(
-    ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered)
+FlatSegment::FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, const Form& form)
     : group_(std::move(group)),
       parameters_(std::move(parameters)),
-      layout_(numels_of(parameters_), group_->getSize()),
+      layout_(numels_of(parameters_), group_->getSize(), form.is_quantized ? kGatherBlock : 4),
       ranges_(parameters_.size()),
       accumulators_(parameters_.size()),
       shard_nodes_(parameters_.size()),
@@ -54,9 +54,13 @@ FlatSegment::FlatSegment(
   for (const auto& piece : layout_.pieces(group_->getRank())) {
     ranges_[piece.slot] = {piece.from, piece.at, piece.numel};
   }
-  shard_ = reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()))
-               .zero_();
-  whole_ = without_memory(layout_.numel(), options_of(first, gathered));
+  if (form.is_quantized) quantized_.emplace(group_, layout_.shard_numel);
+  shard_ =
+      form.rests_on_host && !first.is_cpu()
+          ? pinned_memory(layout_.shard_numel, first.scalar_type())
+          : reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()));
+  shard_.zero_();
+  whole_ = without_memory(layout_.numel(), options_of(first, form.gathered));
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
     const auto& range = ranges_[slot];
@@ -112,26 +116,76 @@ void FlatSegment::point(size_t slot, const at::Tensor& data, const NodePtr& node
   if (node) torch::autograd::impl::set_grad_accumulator(parameter, WeakNodePtr(node));
 }
 
-void FlatSegment::begin_gather() {
-  const c10::NoGradGuard no_grad;
+void FlatSegment::refill() {
   refill_memory(whole_, empty_block(layout_.numel(), whole_.options(), OnFree::kReuse));
-  if (group_->getSize() == 1) {
-    whole_.copy_(shard_);
+}
+
+void FlatSegment::begin_gather(bool exactly) {
+  const c10::NoGradGuard no_grad;
+  exactly |= !quantized_;
+  if (exactly) refill();  // else when the bytes are there
+  if (exactly && group_->getSize() > 1 && shard_.scalar_type() != whole_.scalar_type()) {
+    sent_ = reducible_memory(*group_, layout_.shard_numel, whole_.options());
+  }
+  rests_on_host() ? begin_upload(exactly) : gather_from(shard_, exactly);
+}
+
+// What is not quantized has memory from the stream that computes. The copy and the gather begin
+// after what that has to do now, beside what it gets next, and it waits for both before the memory
+// is freed.
+void FlatSegment::begin_upload(bool exactly) {
+  risen_ = at::empty({layout_.shard_numel}, options_of(whole_, dtype()));
+  const UploadGuard guard(device());
+  risen_.copy_(shard_, /*non_blocking=*/true);
+  gather_from(risen_, exactly);
+  uploaded_.record(device());
+}
+
+void FlatSegment::gather_from(const at::Tensor& shard, bool exactly) {
+  if (!exactly) {
+    quantized_->begin(shard);
     return;
   }
-  sent_ = shard_;
-  if (shard_.scalar_type() != whole_.scalar_type()) {
-    sent_ = reducible_memory(*group_, layout_.shard_numel, whole_.options()).copy_(shard_);
+  if (group_->getSize() == 1) {
+    whole_.copy_(shard);
+    return;
+  }
+  if (sent_.defined()) {
+    sent_.copy_(shard);
+  } else {
+    sent_ = shard;
   }
   gather_ = all_gather_into_tensor_async(whole_, sent_, group_);
 }
 
+int64_t FlatSegment::gather_bytes() const {
+  if (is_rounded()) return quantized_->bytes();
+  return layout_.numel() * static_cast<int64_t>(element_size());
+}
+
 void FlatSegment::end_gather() {
   if (gather_) std::exchange(gather_, nullptr)->wait();
+  uploaded_.block(device());
+  if (quantized_ && quantized_->is_on_its_way()) {
+    const c10::NoGradGuard no_grad;
+    refill();
+    quantized_->end(whole_);
+  }
+  record_use(risen_);
+  if (rests_on_host()) record_use(sent_);
+  risen_.reset();
   sent_.reset();
 }
 
-void FlatSegment::release() { release_memory(whole_); }
+bool FlatSegment::is_in_place(size_t slot) const {
+  const auto& parameter = parameters_[slot];
+  return parameter.device() == shard_device() || parameter.is_alias_of(whole_);
+}
+
+void FlatSegment::release() {
+  release_memory(whole_);
+  if (quantized_) quantized_->forget();
+}
 
 void FlatSegment::part_with_whole() {
   const c10::InferenceMode no_inference(false);
@@ -176,12 +230,17 @@ uint64_t FlatSegment::hash_of_whole() const {
 void FlatSegment::write_back() {
   const c10::NoGradGuard no_grad;
   const auto mine = whole_.narrow(0, group_->getRank() * layout_.shard_numel, layout_.shard_numel);
-  if (mine.scalar_type() == shard_.scalar_type()) {
+  if (mine.scalar_type() == shard_.scalar_type() && !is_rounded()) {
     shard_.copy_(mine);
   } else {
     // Unwritten elements keep the shard's full precision.
-    const auto changed = mine.ne(shard_.to(mine.scalar_type()));
-    shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard_));
+    const auto shard = shard_.to(device());
+    const auto before =
+        is_rounded() ? quantized_->own_values(mine.scalar_type()) : shard.to(mine.scalar_type());
+    // A block with a NaN or an infinity is NaN as a whole.
+    const auto are_nan = mine.isnan().logical_and_(before.isnan());
+    const auto changed = mine.ne(before).logical_and_(are_nan.logical_not());
+    shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard));
   }
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     kept_[slot] = parameters_[slot]._version();

@@ -2,12 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/flat_parameters.h>
 #include <ddp/process_group.h>
+
+#include "sharded/copies/host_copies.h"
+#include "sharded/copies/quantized_gather.h"
 
 namespace ddp {
 
@@ -19,20 +23,30 @@ namespace ddp {
 /// later gather.
 class FlatSegment {
  public:
+  struct Form {
+    at::ScalarType gathered;     // the dtype of the whole
+    bool is_quantized = false;   // in gathers: see QuantizedGather
+    bool rests_on_host = false;  // the shard. Nothing where the parameters are there
+  };
+
   /// Copies this rank's elements of the parameters, and points the parameters at them.
   ///
   /// \param group  for gathers.
   /// \param parameters  of one dtype and device.
-  /// \param gathered  the dtype of the whole.
   ///
   /// Collective: no. Memory: at most one parameter more than before.
-  FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered);
+  FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, const Form& form);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
   at::IntArrayRef sizes_of(size_t slot) const { return views_[slot].sizes(); }
   at::ScalarType dtype() const { return shard_.scalar_type(); }
   size_t element_size() const { return whole_.element_size(); }
+  /// Device of the whole, where the parameters are used.
+  c10::Device device() const { return whole_.device(); }
+  /// Device of the shard and of its gradients.
+  c10::Device shard_device() const { return shard_.device(); }
+  bool rests_on_host() const { return shard_device() != device(); }
   /// The elements of a parameter in this rank's shard; possibly none.
   struct Range {
     int64_t from = 0;  // first element in the parameter
@@ -47,11 +61,22 @@ class FlatSegment {
   /// No autograd view.
   at::Tensor piece(size_t slot, const at::Tensor& flat, int64_t begin = 0) const;
 
-  /// Allocates the whole, and starts to gather the ranks' shards into it.
+  /// Starts to gather the ranks' shards.
+  ///
+  /// \param exactly  also where gathers are quantized.
   ///
   /// Collective: yes. Blocks: no.
-  void begin_gather();
+  void begin_gather(bool exactly);
+  /// Has them in the whole.
   void end_gather();
+  /// The bytes of the gather that has begun.
+  int64_t gather_bytes() const;
+  /// Whether the whole, or a gather, has values that were quantized.
+  bool is_rounded() const { return quantized_ && quantized_->is_used(); }
+  /// Waits until a gather has read a shard on the host, which the program may write from then on.
+  void await_upload() { uploaded_.await(); }
+  /// Whether a parameter is where the program finds it: on the shard's device while it is one.
+  bool is_in_place(size_t slot) const;
   /// Frees the memory of the whole. The parameters' sizes stay as they are.
   void release();
   /// Leaves the memory of the whole to values that were computed from it, and takes other memory
@@ -78,6 +103,9 @@ class FlatSegment {
 
  private:
   void point(size_t slot, const at::Tensor& data, const NodePtr& node);
+  void begin_upload(bool exactly);
+  void gather_from(const at::Tensor& shard, bool exactly);
+  void refill();
 
   ProcessGroup group_;
   std::vector<at::Tensor> parameters_;
@@ -90,7 +118,10 @@ class FlatSegment {
   // parameter's reference.
   std::vector<NodePtr> accumulators_, shard_nodes_;
   std::vector<int64_t> kept_;  // by slot: the version whose values the shard has
-  at::Tensor sent_;            // the shard in the whole's dtype, during a gather
+  // During a gather: the shard on the device, and that in the whole's dtype.
+  at::Tensor risen_, sent_;
+  CopyEnd uploaded_;
+  std::optional<QuantizedGather> quantized_;
   c10::intrusive_ptr<c10d::Work> gather_;
 };
 

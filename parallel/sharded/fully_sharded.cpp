@@ -153,7 +153,7 @@ FullyShardedBase::FullyShardedBase(
     problem = error.what_without_backtrace();
   }
   for (const auto& of_ranks : all_groups(options)) {
-    agree_on_parameters(found.own, problem, of_ranks);
+    agree_on_parameters(found.own, problem, of_ranks, policy_);
   }
   materialize_own(*module_, found);
   if (options.init_sync()) broadcast_parameters(*module_, found, options);
@@ -306,7 +306,7 @@ SummonFullParams::SummonFullParams(FullyShardedBase& model, bool write_back)
   try {
     for (const auto& unit : units_) {
       if (!unit->stays_whole) unit->reshard();  // what a pass left may be old
-      unit->make_whole();
+      unit->make_whole_exactly();
       stayed_whole_.push_back(std::exchange(unit->stays_whole, true));
     }
   } catch (...) {

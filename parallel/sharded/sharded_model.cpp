@@ -149,6 +149,7 @@ void ShardedModel::drop() noexcept {
     unit->stays_whole = false;
     try {
       unit->reshard();
+      unit->await_uploads();
     } catch (const std::exception&) {
       unit->abandon();  // a gather that failed: its group is aborted
     }
@@ -188,6 +189,7 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   DDP_CHECK(
       !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
       on_rank_text(*gather_group_), ". Call forward and backward of a model on one thread.");
+  for (const auto& unit : units_) unit->check_may_capture();
   failed_passes_.begin();
   // Parameters gathered before the last optimizer step are stale.
   for (const auto& unit : units_) {
@@ -275,6 +277,7 @@ void ShardedModel::end_pass() {
     } else {
       unit->hide_whole();  // backward shows it again; until then a program finds the shards
     }
+    unit->await_uploads();
   }
   if (!pass->has_graph) {
     trim_blocks();

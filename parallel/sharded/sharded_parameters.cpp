@@ -171,8 +171,8 @@ std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options) {
 }
 
 void agree_on_parameters(
-    const std::vector<ParameterLayout>& own, const std::string& problem,
-    const ProcessGroup& group) {
+    const std::vector<ParameterLayout>& own, const std::string& problem, const ProcessGroup& group,
+    const MixedPrecisionPolicy& policy) {
   if (group->getSize() == 1) {
     DDP_CHECK_VALUE(problem.empty(), problem);
     return;
@@ -181,7 +181,8 @@ void agree_on_parameters(
   for (const auto& layout : own) {
     text += ddp::str(
         layout.name, " ", at::IntArrayRef(layout.local.sizes()), " ", layout.local.scalar_type(),
-        layout.local.requires_grad() ? "" : " frozen", "\n");
+        layout.local.requires_grad() ? "" : " frozen", policy.gather_int8() ? " in int8" : "",
+        "\n");
   }
   agree(
       text, group, "comparing the parameters of a unit",

@@ -24,11 +24,13 @@ void register_parts_of(torch::nn::Module& module, torch::nn::Module& other);
 /// The ranks that a unit is cut over, and, if there are some, those with the same shards.
 std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options);
 
-/// Throws on every rank if a rank has a problem, or other parameters than the others.
+/// Throws on every rank if a rank has a problem, or other parameters than the others, or gathers
+/// them in another form.
 ///
 /// Collective: yes. Blocks: host.
 void agree_on_parameters(
-    const std::vector<ParameterLayout>& own, const std::string& problem, const ProcessGroup& group);
+    const std::vector<ParameterLayout>& own, const std::string& problem, const ProcessGroup& group,
+    const MixedPrecisionPolicy& policy);
 
 /// Gives tensors that were made under DeferredInit their values: of the unit alone, so that units
 /// have memory one after the other.

@@ -8,6 +8,7 @@
 #include <c10/util/accumulate.h>
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
@@ -29,6 +30,13 @@ bool is_kept_float(const std::string& name, const MixedPrecisionPolicy& policy) 
   return any_of(policy.keep_float(), [&](const std::string& part) {
     return dotted.find("." + part + ".") != std::string::npos;
   });
+}
+
+/// A parameter of one dimension is small, and may have another magnitude than its neighbours.
+bool has_quantized_gather(const ParameterLayout& layout, const MixedPrecisionPolicy& policy) {
+  const auto& p = layout.local;
+  return policy.gather_int8() && p.is_floating_point() && p.dim() > 1 && p.numel() > 0 &&
+         !is_kept_float(layout.name, policy);
 }
 
 at::ScalarType gathered_dtype(
@@ -136,7 +144,7 @@ ShardedUnit::ShardedUnit(
 ShardedUnit::~ShardedUnit() = default;
 
 void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
-  using Kind = std::tuple<at::ScalarType, at::ScalarType, bool>;
+  using Kind = std::tuple<at::ScalarType, at::ScalarType, bool, bool>;
   const auto& policy = options.mp_policy();
   std::vector<Kind> kinds;
   std::vector<std::vector<size_t>> members;
@@ -144,7 +152,8 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
     const auto& layout = whole_layouts_[i];
     const auto dtype = layout.local.scalar_type();
     const Kind kind(
-        dtype, gathered_dtype(layout.name, dtype, policy), layout.local.requires_grad());
+        dtype, gathered_dtype(layout.name, dtype, policy), layout.local.requires_grad(),
+        has_quantized_gather(layout, policy));
     const auto at =
         static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
     if (at == kinds.size()) {
@@ -162,8 +171,10 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       parameters.push_back(whole_layouts_[i].local);
       places_[i] = place++;
     }
-    const auto [own, gathered, trainable] = kinds[s];
-    segments_.emplace_back(gather_group_, std::move(parameters), gathered);
+    const auto [own, gathered, trainable, is_quantized] = kinds[s];
+    segments_.emplace_back(
+        gather_group_, std::move(parameters),
+        FlatSegment::Form{gathered, is_quantized, options.cpu_offload()});
     if (!policy.reduce_dtype()) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }
@@ -269,21 +280,49 @@ std::vector<ParameterLayout> ShardedUnit::layouts() const {
 }
 
 c10::Device ShardedUnit::device() const {
-  return has_parameters() ? segments_[0].parameters()[0].device() : model()->device();
+  return has_parameters() ? segments_[0].device() : model()->device();
 }
 
-void ShardedUnit::begin_gather() {
+void ShardedUnit::begin_gather(bool exactly) {
   if (memory_ != Memory::Free) return;
   with_context(
       [&] { return gathering_text(); }, groups_.shard,
       [&] {
-        for (auto& segment : segments_) segment.begin_gather();
+        check_rests_in_place();
+        for (auto& segment : segments_) segment.begin_gather(exactly);
       });
-  for (const auto& segment : segments_) {
-    stats.bytes += segment.layout().numel() * static_cast<int64_t>(segment.element_size());
-  }
+  for (const auto& segment : segments_) stats.bytes += segment.gather_bytes();
   memory_ = Memory::Filling;
   ++stats.gathers;
+}
+
+void ShardedUnit::check_rests_in_place() const {
+  size_t i = 0;
+  for (const auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot, ++i) {
+      DDP_CHECK(
+          !segment.rests_on_host() || segment.is_in_place(slot),
+          "FullyShardedDataParallel: expected parameters in host memory between steps, where "
+          "cpu_offload keeps them, got ",
+          text_of_parameter(i), " on ", segment.parameters()[slot].device(), " ",
+          on_rank_text(*groups_.shard),
+          ". Move the module to its device before it is wrapped, and not after.");
+    }
+  }
+}
+
+void ShardedUnit::check_may_capture() const {
+  const bool rests_on_host =
+      any_of(segments_, [](const FlatSegment& segment) { return segment.rests_on_host(); });
+  DDP_CHECK(
+      !rests_on_host || !is_capturing(device()),
+      "FullyShardedDataParallel: expected a step that runs, because the optimizer of a unit with "
+      "cpu_offload steps on the host, got one that is captured, of ",
+      name(), " ", on_rank_text(*groups_.shard), ". Leave out cpu_offload, or the CapturedStep.");
+}
+
+void ShardedUnit::await_uploads() {
+  for (auto& segment : segments_) segment.await_upload();
 }
 
 void ShardedUnit::make_whole() {
@@ -294,6 +333,14 @@ void ShardedUnit::make_whole() {
   }
   if (std::exchange(has_whole_sizes_, true)) return;
   for (auto& segment : segments_) segment.point_at_whole();
+}
+
+void ShardedUnit::make_whole_exactly() {
+  const bool is_rounded =
+      any_of(segments_, [](const FlatSegment& segment) { return segment.is_rounded(); });
+  if (is_rounded) release();
+  begin_gather(/*exactly=*/true);
+  make_whole();
 }
 
 std::string ShardedUnit::gathering_text() const {
@@ -344,6 +391,7 @@ void ShardedUnit::part_with_whole() {
   point_at_shards();
   if (memory_ == Memory::Free) return;
   end_gather();
+  await_uploads();
   for (auto& segment : segments_) segment.part_with_whole();
   memory_ = Memory::Free;
 }

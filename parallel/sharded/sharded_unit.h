@@ -49,10 +49,14 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool is_free() const { return memory_ == Memory::Free; }
   /// Starts to gather the parameters, unless they are there or on their way.
   ///
+  /// \param exactly  what the shards have, also where gathers are quantized.
+  ///
   /// Collective: yes. Blocks: no.
-  void begin_gather();
+  void begin_gather(bool exactly = false);
   /// Gathers the parameters, and gives them their sizes.
   void make_whole();
+  /// The same with what the shards have: gathers once more what was quantized.
+  void make_whole_exactly();
   /// Frees the whole parameters. Their sizes stay. This and what follows, but part_with_whole() and
   /// abandon(), keeps what a program wrote to them.
   void release();
@@ -65,12 +69,18 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void part_with_whole();
   /// Makes the parameters the shards after a failure; does not wait for a gather.
   void abandon() noexcept;
+  /// Waits until gathers have read shards on the host: at the end of a pass, before the program may
+  /// write them.
+  void await_uploads();
   /// Copies what a program wrote to the whole parameters into the shard.
   ///
   /// \throws c10::Error  for a parameter of another size.
   void write_back();
   /// Whether autograd wants gradients of the parameters to be accumulated.
   bool takes_gradients(const Wanted& wanted) const;
+  /// Throws where shards rest on the host, and the device records a graph: that would repeat
+  /// neither the optimizer's steps there nor the waits for them.
+  void check_may_capture() const;
   bool has_memory_of(const at::Tensor& tensor) const;
   /// The parameters that a graph computed with as shards, by their numbers in gradients().
   std::vector<bool> used_shards() const;
@@ -109,6 +119,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void group_into_segments(const FullyShardedOptions& options);
   void end_gather();  // of all segments; an error names the unit
   std::string gathering_text() const;
+  void check_rests_in_place() const;
   void keep_writes();
   void point_at_shards();
   void check_takes_gradients() const;

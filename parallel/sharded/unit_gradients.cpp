@@ -181,7 +181,7 @@ std::vector<size_t> UnitGradients::gradient_bytes() const {
 }
 
 at::TensorOptions UnitGradients::packed_options() const {
-  return at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
+  return at::dtype(reduce_dtype_).device(segments_.front().device());
 }
 
 void UnitGradients::reduce(const Groups& groups, at::Tensor packed, int64_t number) {
@@ -210,10 +210,12 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   const auto divisor =
       static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
   if (divisor != 1) sum_.narrow(0, 0, slice_numel() - notes_numel()).div_(divisor);
+  if (segments_.front().rests_on_host()) sum_ = copy_down(sum_, copied_);
 }
 
 std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
   if (!sum_.defined()) return std::nullopt;
+  copied_.await();
   const auto numel = notes_numel();
   notes_ = sum_.narrow(0, slice_numel() - numel, numel).to(at::kCPU, at::kFloat);
   return read_number(notes_.data_ptr<float>() + slots_.size(), number_, ranks_of(groups) - 1);
@@ -270,7 +272,7 @@ void UnitGradients::keep_whole() {
     if (!slot.kept.defined()) continue;
     if (!grad.defined()) {
       const auto& segment = segments_[slot.segment];
-      const auto options = at::dtype(segment.dtype()).device(parameter_of(slot).device());
+      const auto options = at::dtype(segment.dtype()).device(segment.shard_device());
       grad = at::zeros(segment.piece_sizes(slot.slot), options);
     }
     slot.marker = grad;

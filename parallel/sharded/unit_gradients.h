@@ -55,13 +55,14 @@ class UnitGradients {
   ///
   /// Collective: yes. Blocks: no.
   void reduce(const Groups& groups, at::Tensor packed, int64_t number);
-  /// Waits for the sum, and sums over the ranks with the same shards.
+  /// Waits for the sum, and sums over the ranks with the same shards. Where shards rest on the
+  /// host, begins to copy it there.
   ///
   /// Collective: over these ranks.
   void finish_reduction(const Groups& groups);
   int64_t reduced_bytes() const;
 
-  /// Reads which parameters got a gradient.
+  /// Reads which parameters got a gradient, once the sum is where shards rest.
   ///
   /// \return  nothing where all ranks gave gradients of the same unit. Else, on all ranks, the
   /// number
@@ -118,8 +119,11 @@ class UnitGradients {
   std::vector<Slot> slots_;
   bool is_reduced_ = false;
   at::Tensor packed_;  // during a reduction
-  at::Tensor sum_;     // of this rank's shards, and after them of the notes
-  at::Tensor notes_;   // of the last sum, on the CPU
+  // The sum of this rank's shards, and after them of the notes; after the reduction where shards
+  // rest.
+  at::Tensor sum_;
+  CopyEnd copied_;    // of the sum, to the host
+  at::Tensor notes_;  // of the last sum, on the CPU
   int64_t number_ = 0;
   ScaledGradients scaled_;
   uint64_t written_ = 0;        // a hash of what forward wrote since the last reduction; 0: nothing

@@ -17,9 +17,10 @@ Precision precision_of(const Program& program) {
   if (label == "float_of_double") result.forward = torch::kFloat, result.of_forward = kOfFloat;
   if (label == "half") result.forward = torch::kHalf, result.of_forward = kOfHalf;
   if (label.find("bf16") == 0) result.forward = torch::kBFloat16, result.of_forward = kOfBFloat16;
+  if (label == "int8_gathers") result.of_forward = 1.0 / 127;
   if (label == "bf16_buffers") result.buffers = torch::kBFloat16;
   if (label == "bf16_output") result.output = torch::kDouble;
-  result.casts_inputs = label != "double" && label != "reduce_bf16";
+  result.casts_inputs = label != "double" && label != "reduce_bf16" && label != "int8_gathers";
   result.of_gradients = std::max(result.of_gradients, result.of_forward);
   // Each rank's gradients are cast and divided, and sums of up to all of them are rounded.
   const double ranks = program.number("ranks");

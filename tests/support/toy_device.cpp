@@ -276,6 +276,9 @@ void record_stream(at::Tensor& t, c10::Stream s) {
   Guard().recordDataPtrOnStream(t.storage().data_ptr(), s);
 }
 
+// A parameter's data may move between the host and the device, as between a CPU and a GPU.
+bool may_take_data(const at::Tensor& /*own*/, const at::Tensor& /*other*/) { return true; }
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&queue_operation>());
 }
@@ -290,6 +293,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_local_scalar_dense", &item);
   m.impl("record_stream", &record_stream);
+  m.impl("_has_compatible_shallow_copy_type", &may_take_data);
 }
 
 // NOLINTNEXTLINE: LibTorch wants it as a static object.

@@ -20,7 +20,6 @@
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 #include "support/temporary_folder.h"
-#include "training/compression/quantized_rows.h"
 
 #include "support/catch.h"
 

@@ -15,9 +15,9 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/quantized_rows.h>
 
 #include "bucket_states.h"
-#include "quantized_rows.h"
 
 namespace ddp::hooks {
 namespace {

@@ -11,6 +11,7 @@
 #include <ddp/collectives.h>
 #include <ddp/fused_optimizer.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/groups.h>
 #include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize.h>
@@ -150,13 +151,14 @@ at::Tensor unscale_and_check(
 /// The result of a rank's check, the worst last.
 enum class CheckResult : int64_t { Nothing, Inf, Error };
 
-/// The options of a tensor for a collective of the optimizer's ranks.
-at::TensorOptions device_of(torch::optim::Optimizer& optimizer) {
+/// The options of a tensor for a collective of the optimizer's ranks. A group may have no backend
+/// for the host, where a sharded model keeps parameters with cpu_offload.
+at::TensorOptions carrier_of(torch::optim::Optimizer& optimizer, const ProcessGroup& group) {
   auto device = c10::Device(at::kCPU);
   for (const auto& group : optimizer.param_groups()) {
     if (!group.params().empty()) device = group.params().front().device();
   }
-  return at::TensorOptions().dtype(at::kLong).device(device);
+  return at::dtype(at::kLong).device(device.is_cpu() ? carrier_device(*group) : device);
 }
 
 }  // namespace
@@ -233,7 +235,7 @@ at::Tensor GradScaler::agreed(torch::optim::Optimizer& optimizer) const {
   });
   if (error) found = CheckResult::Error;
   for (const auto& group : groups) {
-    auto worst = at::full({1}, static_cast<int64_t>(found), device_of(optimizer));
+    auto worst = at::full({1}, static_cast<int64_t>(found), carrier_of(optimizer, group));
     all_reduce(worst, c10d::ReduceOp::MAX, group);
     found = static_cast<CheckResult>(worst.item<int64_t>());
   }

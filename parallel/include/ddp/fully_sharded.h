@@ -54,8 +54,13 @@ struct MixedPrecisionPolicy {
   /// Cast floating tensors among forward's arguments to param_dtype. Default: true
   TORCH_ARG(bool, cast_forward_inputs) = true;
   /// Parts of dotted names: parameters with one of them keep their own dtype ("norm" matches
-  /// "norm.weight" and "blocks.0.norm.bias"). Default: none
+  /// "norm.weight" and "blocks.0.norm.bias"), in gathers as well. Default: none
   TORCH_ARG(std::vector<std::string>, keep_float) = {};
+  /// Gather parameters of two dimensions or more in one byte a value, with a scale for each block
+  /// of 256: forward and backward compute with the rounded values, at any number of ranks. Shards,
+  /// reductions, saves and SummonFullParams keep theirs. As ZeRO++'s quantized weights.
+  /// Default: false
+  TORCH_ARG(bool, gather_int8) = false;
 };
 
 /// Options for `FullyShardedDataParallel`.
@@ -74,6 +79,10 @@ struct FullyShardedOptions {
   TORCH_ARG(int64_t, prefetch) = 1;
   /// Give all ranks rank 0's parameters and buffers at construction. Default: true
   TORCH_ARG(bool, init_sync) = true;
+  /// Keep the unit's shards, and so their gradients and the optimizer's state, in pinned host
+  /// memory between their uses, where the module is on a device. Nothing for modules on the CPU.
+  /// Default: false
+  TORCH_ARG(bool, cpu_offload) = false;
   /// Names in the module ("head.bias") of parameters that stay whole on every rank, and whose
   /// gradients are not averaged. Default: none
   TORCH_ARG(std::vector<std::string>, ignored_parameters) = {};
@@ -369,7 +378,8 @@ DDP_API int64_t
 fully_shard_children(torch::nn::Sequential& net, const FullyShardedOptions& options = {});
 
 /// While the guard exists, the parameters of a model's units are whole on every rank: for reading
-/// them, for forward without gathers, or for writing the same to them on every rank.
+/// them, for forward without gathers, or for writing the same to them on every rank. Gathers are
+/// exact, also with gather_int8.
 ///
 /// Run the backward of what is computed from them, outside of a unit's forward, inside as well:
 /// after it gradients to parameters are an error, and gradients to inputs may read shards in their

@@ -274,6 +274,7 @@ void BackwardTask::finish() {
       unit->gradients().keep_whole();
     }
     if (!unit->stays_whole) unit->reshard();
+    unit->await_uploads();
   }
   trim_blocks();
 }

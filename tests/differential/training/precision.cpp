@@ -43,6 +43,7 @@ void set_precision(RankRun& run, FullyShardedOptions& options) {
   if (label == "bf16_output") DDP_DO(trace, precision.output_dtype(torch::kDouble));
   if (label == "bf16_uncast") DDP_DO(trace, precision.cast_forward_inputs(false));
   if (label == "bf16_kept") DDP_DO(trace, precision.keep_float({"norm"}));
+  if (label == "int8_gathers") DDP_DO(trace, precision.gather_int8(true));
   DDP_DO(trace, options.mp_policy(precision));
 }
 

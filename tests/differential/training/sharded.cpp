@@ -35,6 +35,7 @@ FullyShardedOptions sharded_options(RankRun& run) {
   if (!p.is("precision", "double|float|autocast")) set_precision(run, options);
   if (p.is("sharding", "kept")) DDP_DO(trace, options.reshard_after_forward(false));
   if (p.is("sharding", "no_prefetch")) DDP_DO(trace, options.prefetch(0));
+  if (p.is("sharding", "offloaded")) DDP_DO(trace, options.cpu_offload(true));
   return options;
 }
 

@@ -7,39 +7,33 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/quantized_rows.h>
 
 namespace ddp {
 namespace {
 
 constexpr int64_t kScaleBytes = 4;
-constexpr double kLargest = 127;
 
 int64_t blocks_of(int64_t elements) { return (elements + kWireBlock - 1) / kWireBlock; }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(at::kByte); }
 
-// The blocks' scales, and then one byte an element.
+// The blocks' scales, and then one byte an element: a row without its padding.
 at::Tensor encode_int8(const at::Tensor& values) {
   const int64_t elements = values.numel();
-  const int64_t blocks = blocks_of(elements);
-  const auto padded =
-      at::constant_pad_nd(values, {0, blocks * kWireBlock - elements}).view({blocks, kWireBlock});
-  const auto scales = padded.abs().amax(1, /*keepdim=*/true).div_(kLargest);
-  // A block of zeros has the scale 0: 0 / 1 is what it has to be.
-  const auto divisors = scales.masked_fill(scales == 0, 1);
-  const auto numbers = padded.div(divisors).round_().clamp_(-kLargest, kLargest);
-  const auto integers = numbers.nan_to_num(0).to(at::kChar).flatten().narrow(0, 0, elements);
-  return at::cat({bytes_of(scales.flatten()), bytes_of(integers)});
+  if (elements == 0) return at::empty({0}, at::kByte);
+  const RowLayout layout(elements, /*rows=*/1, kWireBlock, /*has_zero_points=*/false);
+  const auto row = encode_rows(values.contiguous(), /*rows=*/1, layout, {});
+  return row.flatten().narrow(0, 0, encoded_bytes(DiLoCoWire::Int8, elements));
 }
 
 at::Tensor decode_int8(const at::Tensor& bytes, int64_t elements) {
-  const int64_t blocks = blocks_of(elements);
-  const auto scales = bytes.narrow(0, 0, blocks * kScaleBytes).clone().view(at::kFloat);
-  const auto integers = bytes.narrow(0, blocks * kScaleBytes, elements).view(at::kChar);
-  const auto padded =
-      at::constant_pad_nd(integers.to(at::kFloat), {0, blocks * kWireBlock - elements});
-  const auto values = padded.view({blocks, kWireBlock}).mul(scales.view({blocks, 1}));
-  return values.flatten().narrow(0, 0, elements).contiguous();
+  auto values = at::empty({elements}, at::kFloat);
+  if (elements == 0) return values;
+  const RowLayout layout(elements, /*rows=*/1, kWireBlock, /*has_zero_points=*/false);
+  const auto row = at::constant_pad_nd(bytes, {0, layout.bytes() - bytes.numel()});
+  decode_rows(row.view({1, layout.bytes()}), layout, values);
+  return values;
 }
 
 constexpr int kRowTag = 0x4f55;

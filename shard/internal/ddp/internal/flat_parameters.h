@@ -23,7 +23,8 @@ struct ShardPiece {
 /// padding.
 struct FlatLayout {
   /// \param numels  the tensors' numbers of elements.
-  FlatLayout(const std::vector<int64_t>& numels, int ranks);
+  /// \param multiple  that the elements of a shard are of; of 4 itself.
+  FlatLayout(const std::vector<int64_t>& numels, int ranks, int64_t multiple = 4);
 
   /// Elements of the flat tensor, with padding.
   int64_t numel() const { return shard_numel * ranks; }
@@ -32,7 +33,7 @@ struct FlatLayout {
 
   std::vector<int64_t> offsets;  // by tensor: its first element; and the end of the last tensor
   int ranks;
-  int64_t shard_numel;  // a multiple of 4
+  int64_t shard_numel;
 };
 
 /// Parameters of one dtype and device whose memory is one flat tensor, the whole. Each rank of a

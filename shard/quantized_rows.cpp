@@ -1,4 +1,4 @@
-#include "quantized_rows.h"
+#include <ddp/internal/quantized_rows.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +12,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
-
-#include "bucket_states.h"
 
 namespace ddp {
 namespace {
@@ -238,7 +236,7 @@ at::Tensor are_rows_finite(const at::Tensor& bytes, const RowLayout& layout, at:
   const auto largest = layout.has_zero_points
                            ? header.scales * at::maximum(header.zeros, kLevels - header.zeros)
                            : header.scales * kLargestByte;
-  return all_finite({largest.to(dtype)});
+  return largest.to(dtype).isfinite().all();
 }
 
 void decode_rows(

@@ -1,0 +1,50 @@
+// Copies between pinned host memory and a device, for shards that stay on the host. They run on
+// streams of their own beside the one that computes: one up and one down for each device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+
+namespace ddp {
+
+/// 1-D host memory that a device copies from and to while the host goes on. Not initialized.
+at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype);
+
+/// While it exists, the stream of copies to a device is the current one. That runs after all that
+/// the stream which was current before has to do, so that both may use its memory.
+class UploadGuard {
+ public:
+  explicit UploadGuard(c10::Device device);
+
+ private:
+  c10::StreamGuard guard_;
+};
+
+/// The end of a copy.
+class CopyEnd {
+ public:
+  /// The current stream of the device has begun the copy.
+  void record(c10::Device device);
+  /// The current stream of the device waits for it, and not the host.
+  void block(c10::Device device) const;
+  /// The host waits. Nothing where no copy is on its way.
+  void await();
+
+ private:
+  std::optional<c10::Event> event_;
+};
+
+/// Begins to copy a tensor to host memory, after what the current stream of its device has to do.
+/// The tensor's memory may be freed at once.
+///
+/// \param end  for await(), before the host reads the result.
+/// \return  1-D.
+///
+/// Blocks: no.
+at::Tensor copy_down(const at::Tensor& values, CopyEnd& end);
+
+}  // namespace ddp
