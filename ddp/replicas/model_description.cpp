@@ -195,6 +195,7 @@ Description describe_model(
   const auto every = options.check_replicas_every();
   option("check_replicas_every", every ? std::to_string(*every) : "unset");
   option("check_inputs", yes_no(options.check_inputs()));
+  option("find_nonfinite", yes_no(options.find_nonfinite()));
   option("static_graph", yes_no(options.static_graph()));
   option("mixed_precision", describe(options.mixed_precision()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};

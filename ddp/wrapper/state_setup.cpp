@@ -27,7 +27,8 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
       .gradient_as_bucket_view(options.gradient_as_bucket_view())
       .lazy_bucket_allocation(options.lazy_bucket_allocation())
       .static_graph(options.static_graph())
-      .stats_every(options.stats_every());
+      .stats_every(options.stats_every())
+      .find_nonfinite(options.find_nonfinite());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
 
+#include "gradients/finite_check.h"
 #include "gradients/gradient_copy.h"
 
 namespace ddp {
@@ -122,10 +123,21 @@ std::vector<size_t> Bucket::direct_sizes() const {
 }
 
 std::vector<Bucket::KindMismatch> Bucket::pack(
-    double scale, const std::vector<char>* used, Unused unused) {
+    double scale, const std::vector<char>* used, Unused unused, std::vector<size_t>* not_finite) {
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
+  FiniteCheck finite;
+  auto* check = not_finite != nullptr && device().is_cpu() ? &finite : nullptr;
+  const auto find = [&](size_t slot) {
+    const bool failed = check != nullptr && check->take_failed();
+    if (failed && is_used(slot)) not_finite->push_back(indices_[slot]);
+  };
   pack_skipped_ = false;
-  if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
+  if (sparse_) {
+    auto mismatches = pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
+    if (check != nullptr) check->look(packed_);
+    find(0);
+    return mismatches;
+  }
   allocate();
   std::vector<KindMismatch> mismatches;
   const auto note = [&](size_t slot, std::string difference) {
@@ -134,9 +146,10 @@ std::vector<Bucket::KindMismatch> Bucket::pack(
   for (auto& [slot, direct] : direct_) {
     using Send = DirectGradient::Send;
     const auto if_unused = unused == Unused::Zero ? Send::Zeros : Send::Copy;
-    note(slot, direct.pack(scale, is_used(slot) ? Send::Gradient : if_unused));
+    note(slot, direct.pack(scale, is_used(slot) ? Send::Gradient : if_unused, check));
+    find(slot);
   }
-  auto copies = make_copies(scale);
+  auto copies = make_copies(scale, check);
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     prefetch_after(packed);
     const auto slot = packed_slots_[packed];
@@ -148,6 +161,7 @@ std::vector<Bucket::KindMismatch> Bucket::pack(
       continue;
     }
     auto difference = pack_one(packed, copies);
+    find(slot);
     at::Tensor& grad = packed_parameters_[packed].mutable_grad();
     if (difference.empty() && is_used(slot) && grad.defined()) {
       placement_->after_pack(grad, storage_, packed);
@@ -171,9 +185,20 @@ bool Bucket::skip_pack(const std::vector<char>* used) {
   return true;
 }
 
-ScaledCopies Bucket::make_copies(double scale) const {
+std::vector<at::Tensor> Bucket::packed_gradients() const {
+  std::vector<at::Tensor> gradients(parameters_.size());
+  if (sparse_) gradients.front() = packed_;
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    gradients[packed_slots_[packed]] =
+        pack_skipped_ ? packed_parameters_[packed].mutable_grad() : storage_.views()[packed];
+  }
+  for (const auto& [slot, direct] : direct_) gradients[slot] = direct.wire();
+  return gradients;
+}
+
+ScaledCopies Bucket::make_copies(double scale, FiniteCheck* check) const {
   using When = ScaledCopies::When;
-  return {scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together};
+  return {scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together, check};
 }
 
 // Small gradients are scattered over memory: without a prefetch the cache misses take longer than

@@ -14,6 +14,7 @@
 
 namespace ddp {
 
+class FiniteCheck;
 class ScaledCopies;
 
 /// The gradients that one collective reduces. Independent of autograd, hooks, collectives and other
@@ -86,10 +87,13 @@ class Bucket {
   ///
   /// \param used  by parameter, over all buckets. The gradient of an unused one is saved for
   ///        unpack() to restore. Null: all are used.
+  /// \param not_finite  where the indices of parameters whose gradients on the CPU are not finite
+  ///        are added; null: nothing looks for them.
   /// \return the gradients of another kind; they count as zeros, so that the collective still runs
   ///         on every rank.
   std::vector<KindMismatch> pack(
-      double scale, const std::vector<char>* used = nullptr, Unused unused = Unused::Save);
+      double scale, const std::vector<char>* used = nullptr, Unused unused = Unused::Save,
+      std::vector<size_t>* not_finite = nullptr);
 
   /// Called in place of pack() where the reduced gradients would equal the packed ones: this pass's
   /// unpack() then does nothing.
@@ -98,6 +102,10 @@ class Bucket {
   /// \return false, with nothing done, where unpack() is needed all the same: a gradient lives in
   ///         storage, is missing, or is of another kind than its parameter.
   bool skip_pack(const std::vector<char>* used);
+
+  /// By parameter of the bucket, after pack() or skip_pack(): the gradient that is sent; undefined
+  /// where there is none.
+  std::vector<at::Tensor> packed_gradients() const;
 
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
@@ -109,7 +117,7 @@ class Bucket {
  private:
   std::vector<KindMismatch> pack_sparse_one(double scale, bool zero);
   std::string pack_one(size_t packed, ScaledCopies& copies);
-  ScaledCopies make_copies(double scale) const;
+  ScaledCopies make_copies(double scale, FiniteCheck* check = nullptr) const;
   void prefetch_after(size_t packed) const;
   void save_in_place(size_t packed, Unused unused);
 

@@ -128,8 +128,8 @@ Reducer::Engine::Engine(
     : group_(std::move(group)),
       monitor_(monitor ? std::move(monitor) : monitor_of(group_)),
       buckets_(
-          checked(std::move(parameters), options, *group_), group_,
-          options.gradient_as_bucket_view(), options.lazy_bucket_allocation(),
+          checked(parameters, options, *group_), group_, options.gradient_as_bucket_view(),
+          options.lazy_bucket_allocation(),
           StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),
@@ -151,6 +151,7 @@ Reducer::Engine::Engine(
       unaveraged_(buckets_.parameters().size()),
       averaged_(buckets_.parameters(), options.gradient_as_bucket_view()),
       pass_(std::make_unique<BackwardPass>()),
+      finds_nonfinite_(options.find_nonfinite()),
       settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
   if (runs_ahead()) monitor_->add_settling(settling_);
   if (tunes(options) && group_->getSize() > 1) {

@@ -131,6 +131,7 @@ class Reducer::Engine final : public AutogradEvents {
   void launch(size_t b);
   void make_room_for(size_t b);
   void pack(size_t b);
+  void report_nonfinite();
   void send_status();
   void send_rest();
 
@@ -173,6 +174,7 @@ class Reducer::Engine final : public AutogradEvents {
   std::unique_ptr<BackwardPass> deferred_;  // the previous pass, whose status is not read yet
   OnBucketReduced on_bucket_reduced_;
   PassCompanion* companion_ = nullptr;
+  const bool finds_nonfinite_;
   bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
   bool finalizes_by_hand_ = false;
   const std::shared_ptr<std::function<void()>> settling_;  // of GroupMonitor::add_settling()

@@ -283,9 +283,15 @@ void Reducer::Engine::pack(size_t b) {
   // On a device each copy of a gradient is a kernel launch. On the CPU it is cheap, and a run of
   // one rank does and costs the same as one of several.
   const bool returns = !buckets_.on_cpu() && reduction_->returns_as_packed() && scale == 1;
-  if (returns && !pass_->joined && bucket.skip_pack(used)) return;
+  const bool searches = finds_nonfinite_ && !pass_->captured;  // nothing reads a replay's status
+  if (returns && !pass_->joined && bucket.skip_pack(used)) {
+    if (searches) pass_->nonfinite.search(bucket, used);
+    return;
+  }
   observers_.notify([](PassObserver& o) { o.begin_pack(); });
-  auto mismatches = bucket.pack(scale, used, unused);
+  auto* not_finite = searches ? &pass_->nonfinite.on_host() : nullptr;
+  auto mismatches = bucket.pack(scale, used, unused, not_finite);
+  if (searches && !bucket.device().is_cpu()) pass_->nonfinite.search(bucket, used);
   observers_.notify([](PassObserver& o) { o.end_pack(); });
   for (auto& mismatch : mismatches) {
     status_.report(
@@ -293,6 +299,14 @@ void Reducer::Engine::pack(size_t b) {
          "Convert them in a hook on the parameter, or the parameter.",
          {bucket.names()[mismatch.slot]},
          std::move(mismatch.difference)});
+  }
+}
+
+// On a device the status carries a flag that the device sets, and error_of_pass() asks which.
+void Reducer::Engine::report_nonfinite() {
+  if (!pass_->nonfinite.on_host().empty()) {
+    status_.report(*pass_->nonfinite.problem(pass_->number(), buckets_.parameters()));
+    pass_->nonfinite.clear();
   }
 }
 
@@ -304,7 +318,11 @@ void Reducer::Engine::send_status() {
   if (companion_ && !pass_->joined) pass_->forwards = companion_->forwards();
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
   const bool asks = companion_ && !pass_->joined && companion_->asks();
+  if (finds_nonfinite_) report_nonfinite();
   pass_->problems = status_.write(forwards, usage_->used(), asks);
+  if (const auto flag = pass_->nonfinite.device_flag(status_.storage()); flag.defined()) {
+    status_.add_problem_flag(flag);
+  }
   if (status_.uses_own_collective()) pass_->status_work = status_.send(*group_);
 }
 

@@ -107,6 +107,7 @@ void Reducer::Engine::end_pass() {
   pass_->joined = false;
   pass_->forwards = 0;
   pass_->problems.clear();
+  pass_->nonfinite.clear();
   pass_->works.clear();
   pass_->status.reset();
   if (buckets_.is_lazy()) {
@@ -249,6 +250,10 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
              pass.forwards, " training forward passes came since the last reduced backward pass"),
          "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
          "under torch::NoGradGuard, and put a loop that calls forward into one run()."});
+  }
+  if (status.problems) {
+    auto found = pass.nonfinite.problem(pass.number(), buckets_.parameters());
+    if (found) pass.problems.push_back(std::move(*found));
   }
   unused = std::move(status.unused);
   pass_->asked = pass_->asked || status.asks;

@@ -62,7 +62,7 @@ bool DirectGradient::can_send_in_place(const at::Tensor& grad) const {
          memory_->contains(grad) && !has_other_hooks(parameter_);
 }
 
-std::string DirectGradient::pack(double scale, Send send) {
+std::string DirectGradient::pack(double scale, Send send, FiniteCheck* check) {
   // A pass that ended in an error left them: it did not call unpack().
   in_place_.reset();
   wire_.reset();
@@ -73,14 +73,14 @@ std::string DirectGradient::pack(double scale, Send send) {
   if (!zeros && send == Send::Gradient && can_send_in_place(grad)) {
     in_place_ = grad;
     wire_ = alias(grad, grad.storage_offset(), {grad.numel()}, {1});
-    scale_in_place(wire_, scale);
+    scale_in_place(wire_, scale, check);
     return {};
   }
   wire_ = memory_->allocate(kind_.numel(), kind_.options());
   if (zeros) {
     wire_.zero_();
   } else {
-    copy_scaled(in_parameter_shape(wire_), grad, scale);
+    copy_scaled(in_parameter_shape(wire_), grad, scale, check);
   }
   const bool counts = send != Send::Zeros && scale != 0 && grad.defined();
   return counts && !fits ? kind_difference(grad, kind_) : std::string();

@@ -10,6 +10,8 @@
 
 namespace ddp {
 
+class FiniteCheck;
+
 /// A large gradient that is sent without a bucket's storage: in place, if autograd made it in the
 /// group's GradientMemory and nothing else uses its memory, else through a copy in GradientMemory.
 ///
@@ -33,9 +35,10 @@ class DirectGradient {
 
   /// Makes `.grad`, times `scale`, ready to be sent.
   ///
+  /// \param check  looks at the gradient; null: none does.
   /// \return how the kind of `.grad` differs from that of the parameter at construction; "" where
   ///         it does not. A gradient of another kind counts as zeros.
-  std::string pack(double scale, Send send);
+  std::string pack(double scale, Send send, FiniteCheck* check = nullptr);
 
   /// 1-D, in the order of the parameter's memory: the tensor that a collective reduces in place.
   const at::Tensor& wire() const { return wire_; }

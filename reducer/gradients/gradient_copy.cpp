@@ -11,6 +11,8 @@
 #include <ATen/ops/mul.h>
 #include <ddp/internal/text.h>
 
+#include "gradients/finite_check.h"
+
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -44,24 +46,42 @@ bool is_plain_cpu(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.device().is_cpu() && !t.is_neg() && !t.is_conj();
 }
 
+// Does `body` for parts of [begin, end), and has `check` look at each part's result while it is in
+// the first cache.
+template <typename T, typename Body>
+void in_parts(int64_t begin, int64_t end, const T* result, FiniteCheck* check, const Body& body) {
+  constexpr auto kPart = static_cast<int64_t>(16384 / sizeof(T));
+  if (check == nullptr) return body(begin, end);
+  for (int64_t part = begin; part < end; part += kPart) {
+    const auto part_end = std::min(part + kPart, end);
+    body(part, part_end);
+    check->look(
+        c10::CppTypeToScalarType<T>::value, result + part,
+        static_cast<size_t>(part_end - part) * sizeof(T));
+  }
+}
+
 template <typename T>
-void multiply(T* dst, const T* src, int64_t count, double scale) {
+void multiply(T* dst, const T* src, int64_t count, double scale, FiniteCheck* check) {
   const T factor = static_cast<T>(scale);
   for_range(count, kGrain, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) dst[i] = src[i] * factor;
+    in_parts(begin, end, dst, check, [=](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) dst[i] = src[i] * factor;
+    });
   });
 }
 
 // Returns false, with nothing done, for layouts or dtypes that need the dispatcher.
-bool multiply_in_memory(const at::Tensor& dst, const at::Tensor& src, double scale) {
+bool multiply_in_memory(
+    const at::Tensor& dst, const at::Tensor& src, double scale, FiniteCheck* check) {
   if (!is_plain_cpu(dst) || !is_plain_cpu(src) || !same_dense_layout(dst, src)) return false;
   const int64_t count = src.numel();
   switch (src.scalar_type()) {
     case at::kFloat:
-      multiply(dst.data_ptr<float>(), src.const_data_ptr<float>(), count, scale);
+      multiply(dst.data_ptr<float>(), src.const_data_ptr<float>(), count, scale, check);
       return true;
     case at::kDouble:
-      multiply(dst.data_ptr<double>(), src.const_data_ptr<double>(), count, scale);
+      multiply(dst.data_ptr<double>(), src.const_data_ptr<double>(), count, scale, check);
       return true;
     default:
       return false;
@@ -128,32 +148,37 @@ void streaming_copy(void* to, const void* from, size_t bytes) {
 void streaming_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 #endif
 
-void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale) {
+void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale, FiniteCheck* check) {
   if (src.numel() == 0) return;
-  if (scale == 1.0) {
-    if (!copy_in_memory(dst, src)) dst.copy_(src);
-    return;
+  if (scale != 1.0 && multiply_in_memory(dst, src, scale, check)) return;
+  if (scale != 1.0) {
+    auto out = dst;
+    at::mul_out(out, src, at::native::wrapped_scalar_tensor(scale));
+  } else if (!copy_in_memory(dst, src)) {
+    dst.copy_(src);
   }
-  if (multiply_in_memory(dst, src, scale)) return;
-  auto out = dst;
-  at::mul_out(out, src, at::native::wrapped_scalar_tensor(scale));
+  if (check != nullptr) check->look(src);
 }
 
-void scale_in_place(const at::Tensor& t, double scale) {
-  if (scale == 1.0 || t.numel() == 0) return;
-  if (!multiply_in_memory(t, t, scale)) t.mul_(scale);
+void scale_in_place(const at::Tensor& t, double scale, FiniteCheck* check) {
+  if (t.numel() == 0) return;
+  if (scale != 1.0 && multiply_in_memory(t, t, scale, check)) return;
+  if (scale != 1.0) t.mul_(scale);
+  if (check != nullptr) check->look(t);
 }
 
 void ScaledCopies::copy(const at::Tensor& dst, const at::Tensor& src) {
   // One pair of other strides would make the whole list copy tensor by tensor.
-  if (when_ == When::AtOnce || !same_dense_layout(dst, src)) return copy_scaled(dst, src, scale_);
+  if (when_ == When::AtOnce || !same_dense_layout(dst, src)) {
+    return copy_scaled(dst, src, scale_, check_);
+  }
   destinations_.push_back(dst);
   sources_.push_back(src);
   scale(dst);
 }
 
 void ScaledCopies::scale(const at::Tensor& t) {
-  if (when_ == When::AtOnce) return scale_in_place(t, scale_);
+  if (when_ == When::AtOnce) return scale_in_place(t, scale_, check_);
   if (scale_ != 1.0) scaled_.push_back(t);
 }
 

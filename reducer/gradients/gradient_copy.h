@@ -9,6 +9,8 @@
 
 namespace ddp {
 
+class FiniteCheck;
+
 /// Whether both have one layout, dtype, device and shape.
 bool is_like(const at::Tensor& a, const at::Tensor& b);
 
@@ -22,10 +24,12 @@ std::string kind_difference(const at::Tensor& got, const at::Tensor& expected);
 /// NoGradGuard, so that autograd records nothing.
 ///
 /// \param dst  same sizes, dtype and device as `src`; may not overlap it.
-void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
+/// \param check  looks at the numbers of `dst` while they are in the caches; null: none does.
+void copy_scaled(
+    const at::Tensor& dst, const at::Tensor& src, double scale, FiniteCheck* check = nullptr);
 
-/// t *= scale, in place; nothing when `scale` is 1.
-void scale_in_place(const at::Tensor& t, double scale);
+/// t *= scale, in place; nothing when `scale` is 1. `check` as in copy_scaled().
+void scale_in_place(const at::Tensor& t, double scale, FiniteCheck* check = nullptr);
 
 /// memcpy with stores that bypass the caches, where the processor has them. For large blocks: most
 /// of such a block would be evicted before it is read, and an ordinary store would first read the
@@ -37,7 +41,9 @@ void streaming_copy(void* to, const void* from, size_t bytes);
 class ScaledCopies {
  public:
   enum class When { AtOnce, Together };
-  ScaledCopies(double scale, When when) : scale_(scale), when_(when) {}
+  /// \param check  as in copy_scaled(); null where the copies are made together.
+  ScaledCopies(double scale, When when, FiniteCheck* check = nullptr)
+      : scale_(scale), when_(when), check_(check) {}
 
   void copy(const at::Tensor& dst, const at::Tensor& src);
   void scale(const at::Tensor& t);
@@ -46,6 +52,7 @@ class ScaledCopies {
  private:
   double scale_;
   When when_;
+  FiniteCheck* check_;
   std::vector<at::Tensor> destinations_;
   std::vector<at::Tensor> sources_;
   std::vector<at::Tensor> scaled_;

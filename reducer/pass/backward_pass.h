@@ -12,6 +12,7 @@
 #include <c10/core/Stream.h>
 
 #include "buckets/bucket_set.h"
+#include "gradients/nonfinite_gradients.h"
 #include "reduction/bucket_reduction.h"
 #include "status/problem_report.h"
 #include "status/status_agreement.h"
@@ -81,6 +82,7 @@ class BackwardPass {
   uint64_t forwards = 0;            // the companion's, as this rank's status sent them
   PassTerms terms;
   std::vector<Problem> problems;                      // this rank's, as its status reported them
+  NonfiniteGradients nonfinite;                       // where the program has them searched for
   std::optional<StatusAgreement::PendingSum> status;  // all ranks' status, once it was sent
   c10::intrusive_ptr<c10d::Work> status_work;         // where the status has its own collective
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  // those that the host did not wait for

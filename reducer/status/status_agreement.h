@@ -77,6 +77,12 @@ class StatusAgreement {
   /// \return the reported problems.
   std::vector<Problem> write(
       const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks = false);
+  /// Called after write(): a rank also has a problem where `flag`, a number on the device of the
+  /// status that is not known yet, is above zero. The rank finds out which after the status is
+  /// read.
+  void add_problem_flag(const at::Tensor& flag) { storage_.narrow(0, 0, 1).add_(flag); }
+  /// Memory with the dtype and device of the status.
+  const at::Tensor& storage() const { return storage_; }
   /// Called in place of write() for a pass that is captured and replayed: writes a status without
   /// problems, with device operations only, because the host does not run in a replay.
   ///

@@ -91,6 +91,13 @@ struct DistributedDataParallelOptions {
   /// Measure the times of the first ten steps (17 with kTuneBucketCap), and then of one step in so
   /// many, for `stats()`; 0: of no step. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
+  /// Look for the first gradient that is infinite or NaN, on each rank before the ranks' gradients
+  /// are combined: the averaged backward pass then throws on every rank, and names the rank, the
+  /// parameter and the pass. On a GPU the next pass throws, or settle(). `.grad` is unspecified
+  /// then, and step_in_backward() may have stepped. Leave it out with a GradScaler, whose first
+  /// steps overflow as a rule: it skips these. A captured step is not looked at. Same on all ranks.
+  /// Cost: looks at each gradient once, while it is copied. Default: false
+  TORCH_ARG(bool, find_nonfinite) = false;
   /// Compare a hash of the ranks' parameters in the first averaged backward pass (also the first
   /// after a refresh()) and in one pass of so many; a pass in which they differ throws as
   /// `check_replicas()` does. 0: in no pass. In a join() only in the first. Cost of such a pass:

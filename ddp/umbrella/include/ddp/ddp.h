@@ -35,6 +35,7 @@
 #include <ddp/elastic.h>
 #include <ddp/elastic_errors.h>
 #include <ddp/equal_batches.h>
+#include <ddp/find_nonfinite_output.h>
 #include <ddp/flight_record.h>
 #include <ddp/full_state_dict.h>
 #include <ddp/fully_sharded.h>

@@ -52,6 +52,8 @@ struct ReducerOptions {
   /// Take the times of the first ten steps (17 with tune_bucket_cap), and then of every step whose
   /// number is a multiple of this; 0: of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
+  /// A gradient that is infinite or NaN is an error of its pass. Default: false
+  TORCH_ARG(bool, find_nonfinite) = false;
 };
 
 /// The results of a forward pass that the reducer needs.
