@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,11 @@ namespace {
 constexpr const char* kRemedy =
     ". Give offload_file() a path in a folder of a local disk with that much room, which this user "
     "may write to; the file is made beside it.";
+
+size_t page_size() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 bool is_folder(const std::string& path) {
   struct stat info {};
@@ -72,15 +78,22 @@ at::Tensor MappedFile::tensor(size_t offset, int64_t numel, at::ScalarType type)
 }
 
 void MappedFile::prefetch(const FileSpan& span) const noexcept {
-  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const auto from = span.offset / page * page;
-  ::madvise(data_ + from, span.end() - from, MADV_WILLNEED);  // only advice
+  const auto from = span.offset / page_size() * page_size();
+  ::madvise(data_ + from, std::min(span.end(), bytes_) - from, MADV_WILLNEED);  // only advice
 }
 
 void MappedFile::start_writing(const FileSpan& span) const { write(span, SYNC_FILE_RANGE_WRITE); }
 
 void MappedFile::finish_writing(const FileSpan& span) const {
   write(span, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  // The next use comes after that of the whole file. Pages that the kernel has to look for when the
+  // memory is full cost more than these, and more than reading them again.
+  const auto from = span.offset / page_size() * page_size();
+  const auto to = span.end() / page_size() * page_size();
+  if (to <= from) return;
+  ::madvise(data_ + from, to - from, MADV_DONTNEED);
+  (void)::posix_fadvise(
+      fd_.get(), static_cast<off_t>(from), static_cast<off_t>(to - from), POSIX_FADV_DONTNEED);
 }
 
 // A file system that cannot write a part ahead writes it when it likes.

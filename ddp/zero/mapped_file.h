@@ -34,13 +34,13 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   /// A 1-D tensor in the file's memory, with a storage of its own, which keeps the file.
   at::Tensor tensor(size_t offset, int64_t numel, at::ScalarType type);
 
-  /// Begins to read pages that are not in memory.
+  /// Begins to read pages that are not in memory; the span may end behind the file.
   void prefetch(const FileSpan& span) const noexcept;
   /// Begins to write the pages that have changed.
   ///
   /// \throws c10::Error  the disk does not take them.
   void start_writing(const FileSpan& span) const;
-  /// Waits until the disk has what start_writing() began to write.
+  /// Waits until the disk has what start_writing() began to write, and gives the memory back.
   ///
   /// \throws c10::Error  the disk does not take it.
   void finish_writing(const FileSpan& span) const;

@@ -10,8 +10,8 @@
 namespace ddp {
 namespace {
 
-// Of the parameters of a window: large enough for links and disks, small enough that a few windows
-// are little memory.
+// A window's parameters: large enough for links and disks, small enough that a few windows are
+// little memory.
 constexpr size_t kWindowBytes = size_t{4} << 20;
 
 /// The gradients of the optimizer's parameters, for one step of theirs.

@@ -86,9 +86,22 @@ Chunks chunks_of_groups(
   return chunks_of_buckets(plan_buckets(extents_of(own), {bytes}, reversed).buckets, own);
 }
 
-std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
-  std::vector<at::Tensor> gradients;
+std::vector<ShardPiece> joined_pieces(const ShardChunk& chunk) {
+  std::vector<ShardPiece> joined;
   for (const auto& piece : chunk.pieces) {
+    if (!joined.empty() && joined.back().slot == piece.slot) {
+      joined.back().numel += piece.numel;
+    } else {
+      joined.push_back(piece);
+    }
+  }
+  return joined;
+}
+
+std::vector<at::Tensor> gradients_of(
+    const ShardChunk& chunk, const std::vector<ShardPiece>& pieces) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& piece : pieces) {
     const auto& parameter = chunk.flat.parameters()[piece.slot];
     auto& gradient = gradients.emplace_back();
     if (chunk.shard) {
@@ -152,7 +165,7 @@ void ShardedOptimizer::step() {
   Pieces pieces;
   for (auto& chunk : chunks_) {
     move_into_memory(chunk.flat);
-    auto gradients = gradients_of(chunk);
+    auto gradients = gradients_of(chunk, chunk.pieces);
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) pieces.push_back({&chunk, i, std::move(gradients[i])});
     }
@@ -162,7 +175,7 @@ void ShardedOptimizer::step() {
 
 void ShardedOptimizer::step(ShardChunk& chunk) {
   move_into_memory(chunk.flat);
-  auto gradients = gradients_of(chunk);
+  auto gradients = gradients_of(chunk, chunk.pieces);
   Pieces pieces;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;

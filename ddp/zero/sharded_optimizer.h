@@ -133,7 +133,12 @@ class ShardedOptimizer {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-/// Gradients of the chunk's pieces, by piece; undefined where there is none.
-std::vector<at::Tensor> gradients_of(const ShardChunk& chunk);
+/// The chunk's pieces, one for each parameter: offload cuts large ones, and a norm that adds up
+/// other pieces would have other bits.
+std::vector<ShardPiece> joined_pieces(const ShardChunk& chunk);
+
+/// Gradients of pieces of the chunk, by piece; undefined where there is none.
+std::vector<at::Tensor> gradients_of(
+    const ShardChunk& chunk, const std::vector<ShardPiece>& pieces);
 
 }  // namespace ddp

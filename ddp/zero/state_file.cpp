@@ -4,8 +4,6 @@
 #include <malloc.h>
 #endif
 
-#include <utility>
-
 #include <c10/core/ScalarType.h>
 
 namespace ddp {
@@ -13,10 +11,11 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // of vector instructions
 constexpr size_t kMostWriting = size_t{16} << 20;
+constexpr size_t kReadAhead = size_t{16} << 20;
 constexpr size_t kMostMoved = size_t{16} << 20;
 
-// What a state had before it moved here lies in the heap between small objects that stay, and may
-// not fit the next one: half of the whole state would stay there.
+// The memory that a state had before it moved lies in the heap between small objects that stay, and
+// may not fit the next one: half of the whole state would stay there.
 void release_heap() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
@@ -30,7 +29,7 @@ size_t bytes_of(const StateFile::Entry& entry) {
 
 }  // namespace
 
-StateFile::StateFile(std::string path, const std::vector<Entry>& entries) : path_(std::move(path)) {
+StateFile::StateFile(const std::string& path, const std::vector<Entry>& entries) {
   size_t end = 0;
   for (const auto& entry : entries) {
     auto& place = places_[entry.parameter];
@@ -40,7 +39,7 @@ StateFile::StateFile(std::string path, const std::vector<Entry>& entries) : path
     place.span.bytes = end - place.span.offset;
   }
   if (end == 0) return;
-  file_ = MappedFile::make(path_, end);
+  file_ = MappedFile::make(path, end);
   for (const auto& entry : entries) {
     auto& place = places_[entry.parameter];
     auto offset = place.span.offset;
@@ -54,13 +53,9 @@ StateFile::StateFile(std::string path, const std::vector<Entry>& entries) : path
 
 void StateFile::keep(const void* parameter, size_t index, at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  auto& place = places_.at(parameter).tensors[index];
-  if (!place.defined()) {
-    place =
-        MappedFile::make(path_, tensor.nbytes())->tensor(0, tensor.numel(), tensor.scalar_type());
-  }
-  if (tensor.is_same(place)) return;
-  // Of another dtype it stays in memory, for the optimizer to refuse or convert.
+  const auto& place = places_.at(parameter).tensors[index];
+  if (!place.defined() || tensor.is_same(place)) return;
+  // With another dtype it stays in memory, for the optimizer to refuse or convert.
   if (tensor.numel() != place.numel() || tensor.scalar_type() != place.scalar_type()) return;
   place.copy_(tensor);
   bytes_moved_ += tensor.nbytes();
@@ -76,14 +71,18 @@ FileSpan StateFile::span_of(const void* first, const void* last) const {
 }
 
 void StateFile::prefetch(const void* first, const void* last) const {
-  if (file_) file_->prefetch(span_of(first, last));
+  auto span = span_of(first, last);
+  if (span.bytes == 0) return;
+  span.bytes += kReadAhead;
+  file_->prefetch(span);
 }
 
 void StateFile::write(const void* first, const void* last) {
-  if (!file_) return;
-  writing_.push_back(span_of(first, last));
-  bytes_writing_ += writing_.back().bytes;
-  file_->start_writing(writing_.back());
+  const auto span = span_of(first, last);
+  if (span.bytes == 0) return;  // to the kernel this would be all
+  writing_.push_back(span);
+  bytes_writing_ += span.bytes;
+  file_->start_writing(span);
   while (bytes_writing_ > kMostWriting && writing_.size() > 1) {
     const auto oldest = writing_.front();
     writing_.pop_front();

@@ -26,10 +26,10 @@ class StateFile {
 
   /// \param entries  in the order of a step.
   /// \throws c10::Error  as MappedFile::make().
-  StateFile(std::string path, const std::vector<Entry>& entries);
+  StateFile(const std::string& path, const std::vector<Entry>& entries);
 
   /// Moves a tensor of a parameter's state into the file, where it is not there. A tensor that the
-  /// options did not need gets a file of its own.
+  /// options did not need when this was made stays in memory.
   ///
   /// \param index  among the tensors of the state.
   void keep(const void* parameter, size_t index, at::Tensor& tensor);
@@ -43,11 +43,10 @@ class StateFile {
  private:
   struct Place {
     FileSpan span;
-    std::vector<at::Tensor> tensors;  // by index; undefined where not made yet
+    std::vector<at::Tensor> tensors;  // by index; undefined where not needed
   };
   FileSpan span_of(const void* first, const void* last) const;
 
-  const std::string path_;
   std::shared_ptr<MappedFile> file_;  // null where no state is needed
   std::unordered_map<const void*, Place> places_;
   std::deque<FileSpan> writing_;

@@ -385,7 +385,7 @@ std::vector<at::Tensor> ZeroRedundancyOptimizerBase::gradients() const {
     return found;
   }
   for (const auto& chunk : impl_->optimizer().chunks()) {
-    for (auto& gradient : gradients_of(chunk)) {
+    for (auto& gradient : gradients_of(chunk, joined_pieces(chunk))) {
       if (gradient.defined()) found.push_back(std::move(gradient));
     }
   }
@@ -423,9 +423,10 @@ std::vector<ShardedGradients> ZeroRedundancyOptimizerBase::gradient_sets() const
   }
   if (!is_divided) return sets.sets();
   for (const auto& chunk : impl_->optimizer().chunks()) {
-    const auto gradients = gradients_of(chunk);
+    const auto pieces = joined_pieces(chunk);
+    const auto gradients = gradients_of(chunk, pieces);
     for (size_t i = 0; i < gradients.size(); ++i) {
-      add(chunk.flat.parameters()[chunk.pieces[i].slot], gradients[i]);
+      add(chunk.flat.parameters()[pieces[i].slot], gradients[i]);
     }
   }
   return sets.sets();

@@ -84,7 +84,9 @@ class Echo final : public CollectiveBackend {
 
  private:
   void sum(at::Tensor& t, const c10d::ReduceOp& op) const {
-    if (op == c10d::ReduceOp::MAX || op == c10d::ReduceOp::MIN) return;
+    // All ranks have the same.
+    if (op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX || op == c10d::ReduceOp::BAND)
+      return;
     TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG);
     t.mul_(op == c10d::ReduceOp::SUM ? getSize() : 1);
   }

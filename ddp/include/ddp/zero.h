@@ -107,7 +107,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   size_t local_state_bytes() const;
 
   /// The optimizer of this rank's part, with the options that this one has now: for code that looks
-  /// at what a step does, as a `CapturedStep`. Step this one, not that.
+  /// at what a step does, as a `CapturedStep`. Step this one, not that. With offload from a device
+  /// its parameters have their values during a step alone.
   torch::optim::Optimizer& local_optimizer() const;
 
   /// The gradients that this rank steps on: with stage 1 the parameters' gradients, with stage 2

@@ -12,8 +12,8 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include "support/archives.h"
 #include "support/compare.h"
-#include "support/nets.h"
 #include "support/temporary_folder.h"
 #include "support/toy_device.h"
 #include "support/warnings.h"
@@ -25,9 +25,30 @@ namespace ddp::offload_device_test {
 namespace toy = testing::toy;
 
 using Tensors = std::vector<at::Tensor>;
-using Model = DistributedDataParallel<torch::nn::Sequential>;
 
 const c10::Device kToyGpu(at::kPrivateUse1, 0);
+
+/// Two layers, made on their device: modules do not move to the toy.
+struct Layers : torch::nn::Module {
+  Layers(int64_t width, c10::Device device) {
+    add("first", {2000, width}, device);
+    add("first_bias", {2000}, device);
+    add("second", {3, 2000}, device);
+    add("second_bias", {3}, device);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto& p = tensors;
+    return torch::linear(torch::linear(x, p[0], p[1]).tanh(), p[2], p[3]);
+  }
+  void add(const std::string& name, std::vector<int64_t> sizes, c10::Device device) {
+    const auto numel = c10::multiply_integers(sizes);
+    const auto angles = torch::arange(numel, torch::kDouble) * 1.1 + 1.0;
+    const auto values = (angles.sin() * 0.1).to(torch::kFloat).view(sizes);
+    tensors.push_back(register_parameter(name, values.to(device)));
+  }
+  std::vector<at::Tensor> tensors;
+};
+using Model = DistributedDataParallel<std::shared_ptr<Layers>>;
 
 /// A net that is trained over toy::echo_group().
 struct DeviceRun {
@@ -42,21 +63,20 @@ struct DeviceRun {
     return std::make_unique<ZeroRedundancyOptimizer<Optim>>(model, values, options);
   }
 
-  /// \param loaded  a state to begin with, without sharding; null: none.
-  /// \return  the parameters after three steps, on the host.
+  /// \param state  to begin with, where it is not empty; then the state at the end.
+  /// \return  the parameters after three steps, on the host; with `state`, its tensors before them.
   Tensors run(std::string* state = nullptr) const {
-    torch::nn::Sequential net(
-        torch::nn::Linear(width, 2000), torch::nn::Tanh(), torch::nn::Linear(2000, 3));
-    testing::set_waves(*net, {1, 1, 0, 0.1});
-    net->to(device);
+    const auto net = std::make_shared<Layers>(width, device);
     Model model(
-        net, DistributedDataParallelOptions().process_group(toy::echo_group()).bucket_cap_mb(0.02));
+        net, DistributedDataParallelOptions()
+                 .process_group(toy::echo_group())
+                 .bucket_cap_mb(0.02)
+                 .check_inputs(false));
     auto optimizer = is_fused
                          ? make<optim::AdamW>(model, torch::optim::AdamWOptions(0.01))
                          : make<torch::optim::Adagrad>(model, torch::optim::AdagradOptions(0.01));
     if (state != nullptr && !state->empty()) {
-      torch::serialize::InputArchive archive;
-      archive.load_from(state->data(), state->size());
+      auto archive = testing::archive_of(*state);
       optimizer->load(archive);
     }
     for (int64_t step = first_step; step < first_step + 3; ++step) {
@@ -70,14 +90,17 @@ struct DeviceRun {
       if (!options.overlap()) clip_grad_norm_(*optimizer, 0.5);
       optimizer->step();
     }
-    if (state != nullptr) {
-      std::ostringstream bytes;
-      torch::serialize::OutputArchive archive;
-      optimizer->save(archive);
-      archive.save_to(bytes);
-      *state = bytes.str();
-    }
     Tensors values;
+    if (state != nullptr) {
+      *state = testing::bytes_of_archive(*optimizer);
+      const auto whole = optimizer->consolidated();
+      for (const auto& p : net->parameters()) {
+        const auto& own = static_cast<const torch::optim::AdamWParamState&>(
+            *whole->state().at(p.unsafeGetTensorImpl()));
+        values.push_back(own.exp_avg().clone());
+        values.push_back(own.exp_avg_sq().clone());
+      }
+    }
     for (const auto& p : net->parameters()) values.push_back(toy::on_host(p.detach()));
     return values;
   }
@@ -125,9 +148,7 @@ TEST_CASE("an offloaded state may be in a file, and is the CPU's", "[zero][offlo
   auto without = training;
   without.options = ZeroOptions();
   std::string state, state_of_cpu;
-  training.run(&state);
-  without.on_cpu(&state_of_cpu);
-  CHECK(state == state_of_cpu);
+  CHECK(testing::all_equal(training.run(&state), without.on_cpu(&state_of_cpu)));
   training.first_step = without.first_step = 3;
   CHECK(testing::all_equal(training.run(&state_of_cpu), without.on_cpu(&state)));
 }

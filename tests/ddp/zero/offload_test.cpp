@@ -76,7 +76,10 @@ struct OffloadRun {
         model(nullptr) {
     set_waves(*net, {1, 1, 0, 0.05});
     model = DistributedDataParallel<Sequential>(
-        net, DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb(0.01));
+        net, DistributedDataParallelOptions()
+                 .process_group(self.group)
+                 .bucket_cap_mb(0.01)
+                 .check_inputs(false));
     optimizer = make(model, options);
   }
 
@@ -157,12 +160,19 @@ TEST_CASE("a state in a file steps as one in memory", "[zero][offload][ranks]") 
 
 TEST_CASE("pieces that are cut into windows step to the same bits", "[zero][offload][ranks]") {
   const int stage = GENERATE(1, 2);
-  const std::string name = GENERATE("fused AdamW", "AdamW", "fused Adagrad", "Adagrad");
+  const std::string name = GENERATE("fused AdamW", "Adagrad");
   const int world = GENERATE(1, 2);
   const TemporaryFolder folder;
   const auto options = ZeroOptions().stage(stage);
-  const auto train = [](OffloadRun& run, const Rank&) { run.train(0, 3); };
-  constexpr int64_t kWidth = 2500;  // 2.5 million parameters in one layer
+  const auto train = [](OffloadRun& run, const Rank&) {
+    for (int64_t step = 0; step < 3; ++step) {
+      ddp::zero_grad(*run.optimizer);
+      run.loss(step).backward();
+      clip_grad_norm_(*run.optimizer, 0.1);
+      run.optimizer->step();
+    }
+  };
+  constexpr int64_t kWidth = 2500;  // 2.5 million parameters in a layer
   CHECK(all_equal(
       after(world, name, in_file(options, folder), train, kWidth),
       after(world, name, options, train, kWidth)));
