@@ -130,9 +130,9 @@ void FlatSegment::begin_gather(bool exactly) {
   rests_on_host() ? begin_upload(exactly) : gather_from(shard_, exactly);
 }
 
-// What is not quantized has memory from the stream that computes. The copy and the gather begin
-// after what that has to do now, beside what it gets next, and it waits for both before the memory
-// is freed.
+// Memory of exact gathers comes from the stream that computes. The copy and the gather begin after
+// what that has to do now, beside what it gets next, and it waits for both before the memory is
+// freed.
 void FlatSegment::begin_upload(bool exactly) {
   risen_ = at::empty({layout_.shard_numel}, options_of(whole_, dtype()));
   const UploadGuard guard(device());

@@ -540,7 +540,7 @@ const std::vector<Rule>& rules() {
        "bf16_kept|float_of_double|reduce_bf16",
        "training=averager|diloco"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
-       "bf16_kept|autocast",
+       "bf16_kept|autocast|int8_gathers",
        "layer=in_place|in_place_on_input|clamped|embedding_max_norm|sync_batch_norm|gathered|"
        "exchanged|buffers|complex"},
       {"precision=*", "layer=sync_batch_norm|buffers|complex|embedding_max_norm|clamped|gru"},
@@ -554,14 +554,14 @@ const std::vector<Rule>& rules() {
       {"mesh=*", "precision=*"},
       {"training=pipeline", "precision=*"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
-       "bf16_kept|autocast",
+       "bf16_kept|autocast|int8_gathers",
        "loss=gathered"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
        "bf16_kept|float_of_double|reduce_bf16",
        "units=no_root"},
       {"precision=bf16_output", "units=!root"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
-       "bf16_kept",
+       "bf16_kept|int8_gathers",
        "layer=batch_norm", "", "precision=bf16_buffers"},
       {"precision=*", "reload=*"},
       {"precision=*", "nested=*"},

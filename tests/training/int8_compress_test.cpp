@@ -12,6 +12,7 @@
 
 #include <ddp/collective_backend.h>
 #include <ddp/ddp.h>
+#include <ddp/internal/quantized_rows.h>
 #include <torch/torch.h>
 
 #include "support/compare.h"

@@ -35,7 +35,7 @@ class QuantizedGather {
   /// This rank's values as the gather made them.
   at::Tensor own_values(at::ScalarType dtype) const;
   void forget();
-  /// What the ranks get, with a row from each.
+  /// The bytes that the ranks get, with a row from each.
   int64_t bytes() const { return row_.bytes() * group_->getSize(); }
 
  private:
