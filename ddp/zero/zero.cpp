@@ -8,6 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/zero_shards.h>
 
@@ -298,6 +299,7 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
     const c10::AutoGradMode with_grad(true);
     loss = closure();
   }
+  const OptimizerTime::Scope time;
   const auto& state = impl_->state();
   DDP_CHECK(
       options().overlap() || !state.is_in_join() || join_context(),

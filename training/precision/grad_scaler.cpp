@@ -11,6 +11,7 @@
 #include <ddp/collectives.h>
 #include <ddp/fused_optimizer.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize.h>
@@ -246,6 +247,7 @@ at::Tensor GradScaler::agreed(torch::optim::Optimizer& optimizer) const {
 }
 
 StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
+  const OptimizerTime::Scope time;
   DDP_CHECK_VALUE(
       !enabled() || !dynamic_cast<torch::optim::LBFGS*>(&optimizer),
       "GradScaler::step: expected an optimizer that steps on the gradients that are there, got "
