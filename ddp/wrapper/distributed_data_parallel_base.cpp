@@ -184,6 +184,10 @@ bool DistributedDataParallelBase::should_finalize_after_backward() const {
 
 void DistributedDataParallelBase::finalize_backward() { state_->finalize_backward(); }
 
+void DistributedDataParallelBase::count_trained(int64_t samples) {
+  state_->reducer().count_trained(samples);
+}
+
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
 
 void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const {

@@ -18,7 +18,7 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kRemedy =
+constexpr const char* kRoomRemedy =
     ". Give offload_file() a path in a folder of a local disk with that much room, which this user "
     "may write to; the file is made beside it.";
 
@@ -35,7 +35,7 @@ bool is_folder(const std::string& path) {
 void check(bool is_right, const std::string& path, size_t bytes, const char* why) {
   DDP_CHECK(
       is_right, "ZeroRedundancyOptimizer: expected to make a file of ", bytes,
-      " bytes for the optimizer's state at \"", path, "\", got: ", why, kRemedy);
+      " bytes for the optimizer's state at \"", path, "\", got: ", why, kRoomRemedy);
 }
 
 // Returns the file, of which only the descriptor is left. Two ranks may give the same path.

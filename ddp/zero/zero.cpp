@@ -9,6 +9,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/zero_shards.h>
 
@@ -333,6 +334,7 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
     const c10::AutoGradMode with_grad(true);
     loss = closure();
   }
+  const OptimizerTime::Scope time;
   const auto& state = impl_->state();
   DDP_CHECK(
       options().overlap() || !state.is_in_join() || join_context(),

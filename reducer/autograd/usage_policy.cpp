@@ -163,6 +163,11 @@ void UsagePolicy::add_forward(const ForwardOutcome& outcome, bool alone, Backwar
   if (alone && outcome.outputs_complete) mark_unreachable(nodes, pass);
 }
 
+void UsagePolicy::compare_passes() {
+  if (used_first_.empty()) used_first_ = used_;
+  is_alike_ = is_alike_ && used_ == used_first_;
+}
+
 void UsagePolicy::clear_used() { std::fill(used_.begin(), used_.end(), 0); }
 
 bool UsagePolicy::clear_usage_of_zeroed_grads() {

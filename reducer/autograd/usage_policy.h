@@ -84,6 +84,10 @@ class UsagePolicy {
   /// By parameter: it had a gradient since the last reduced pass.
   const std::vector<char>& used() const { return used_; }
   void clear_used();
+  /// Called before clear_used() at the end of a pass in which this rank had input.
+  void compare_passes();
+  /// Whether all passes so far, at least one, used the same parameters.
+  bool is_alike_in_all_passes() const { return is_alike_ && !used_first_.empty(); }
   /// Clears the usage if parameters were used, but none has a gradient any more: zero_grad()
   /// removed them.
   ///
@@ -122,6 +126,8 @@ class UsagePolicy {
   ForwardOutputs outputs_;
   Explain explain_;
   std::vector<char> used_;          // by parameter
+  std::vector<char> used_first_;    // in the first pass; empty before its end
+  bool is_alike_ = true;            // all passes since then used these
   std::vector<char> known_unused_;  // by parameter: check_detached() has seen it without a gradient
 };
 

@@ -1,15 +1,20 @@
 // Between passes: construction, arming, and rebuilding the buckets.
 #include "engine/engine.h"
 
+#include <sys/resource.h>
+
+#include <chrono>
 #include <exception>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/env.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/inter_host_timer.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -107,6 +112,43 @@ std::optional<c10::Device> device_with_times(c10d::ProcessGroup& group, const Bu
   return on_stream ? std::optional(device) : std::nullopt;
 }
 
+// The most memory that this process has had.
+int64_t peak_host_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts KiB
+}
+
+// The most that tensors on `device` have had; 0 where its allocator does not count them.
+int64_t peak_device_bytes(c10::Device device) {
+  if (device.is_cpu()) return 0;
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return 0;
+  const auto stats = allocator->getDeviceStats(device.index());
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return stats.allocated_bytes[kAll].peak;
+}
+
+// The time of a group's collectives between hosts, where it is known; null where it is not.
+std::function<std::optional<double>()> inter_host_time(
+    c10d::ProcessGroup& group, const BucketSet& buckets) {
+  const auto backend = group.getBackend(buckets.parameters().front().tensor.device().type());
+  if (const auto* timer = dynamic_cast<const InterHostTimer*>(backend.get())) {
+    return [backend, timer] { return timer->inter_host_ms(); };
+  }
+  const auto local = c10::utils::get_env("LOCAL_WORLD_SIZE");
+  if (group.getSize() == 1 || (local && local == c10::utils::get_env("WORLD_SIZE"))) {
+    return [] { return 0.0; };
+  }
+  if (local != "1") return nullptr;
+  // All communication is: the recorder takes no more than its time.
+  return [] {
+    return std::chrono::duration<double, std::milli>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  };
+}
+
 BucketSchedule make_schedule(
     const std::vector<NamedParameter>& parameters, const ReducerOptions& options, int ranks) {
   const bool skips = options.find_unused_parameters() && !options.static_graph();
@@ -130,7 +172,7 @@ Reducer::Engine::Engine(
       buckets_(
           checked(parameters, options, *group_), group_, options.gradient_as_bucket_view(),
           options.lazy_bucket_allocation(),
-          StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
+          StatusAgreement::size(group_->getSize(), tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),
       early_failures_(
@@ -138,22 +180,24 @@ Reducer::Engine::Engine(
           [this](const std::exception_ptr& cause) { on_early_failure(cause); }),
       usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
       status_(
+          group_->getRank(), group_->getSize(),
           usage_->tracks_usage() ? buckets_.parameters().size() : 0,
           !usage_->tracks_usage() && can_run_ahead(*group_, buckets_.parameters().front().tensor)),
       reduction_(make_all_reduction(group_, buckets_.parameters().front().tensor.device())),
       observers_{
           StepRecorder(
               group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0,
-              device_with_times(*group_, buckets_)),
-          tunes(options),
-          nullptr,
-          {}},
+              device_with_times(*group_, buckets_), inter_host_time(*group_, buckets_)),
+          ComputeTimer(
+              options.stats_every() > 0 && group_->getSize() > 1,
+              device_with_times(*group_, buckets_))},
       unaveraged_(buckets_.parameters().size()),
       averaged_(buckets_.parameters(), options.gradient_as_bucket_view()),
       pass_(std::make_unique<BackwardPass>()),
       finds_nonfinite_(options.find_nonfinite()),
       settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
   if (runs_ahead()) monitor_->add_settling(settling_);
+  observers_.tunes = tunes(options);
   if (tunes(options) && group_->getSize() > 1) {
     observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
   }
@@ -288,9 +332,10 @@ void Reducer::Engine::prepare_for_forward() {
   check_finalized();
   check_capture();
   if (is_capturing(device())) {
-    observers_.recorder.skip_step();
+    observers_.skip_step();
   } else {
     observers_.recorder.begin_forward(pass_->number());
+    observers_.timer.begin_forward(pass_->number());
   }
   if (schedule_.rebuild_is_due()) rebuild_buckets();
 }
@@ -356,6 +401,11 @@ ReductionStats Reducer::Engine::stats() const {
   stats.bucket_bytes = buckets_.storage_bytes();
   stats.buckets = buckets_.indices();
   stats.backend = group_->getBackend(device().type())->getBackendName();
+  stats.stragglers = find_stragglers({observers_.times.begin(), observers_.times.end()});
+  stats.can_set_static_graph = usage_->is_alike_in_all_passes();
+  stats.trained_per_second = observers_.rate.per_second();
+  stats.peak_host_bytes = peak_host_bytes();
+  stats.peak_device_bytes = peak_device_bytes(device());
   stats.tuning = observers_.tuned;
   if (stats.tuning) {
     stats.tuning->measured_ms = observers_.recorder.median_step_ms(/*after=*/stats.rebuilt_at);

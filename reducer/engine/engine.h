@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/internal/reducer.h>
@@ -18,6 +20,8 @@
 #include "reduction/bucket_reduction.h"
 #include "reduction/bucket_schedule.h"
 #include "stats/bucket_tuner.h"
+#include "stats/compute_timer.h"
+#include "stats/rate.h"
 #include "stats/step_recorder.h"
 #include "status/status_agreement.h"
 
@@ -61,6 +65,7 @@ class Reducer::Engine final : public AutogradEvents {
   void on_bucket_reduced(OnBucketReduced act);
   void settle();  // engine_finish.cpp
   ReductionStats stats() const;
+  void count_trained(int64_t samples) { observers_.rate.count(samples); }
 
   void on_output() override;
   void before_gradient(size_t parameter) override;
@@ -93,14 +98,27 @@ class Reducer::Engine final : public AutogradEvents {
   /// Everything that measures the passes. The tuner exists until the cap is chosen.
   struct Observers {
     StepRecorder recorder;
+    ComputeTimer timer;
+    std::deque<TimesOfRanks> times = {};  // of the last steps, as the ranks exchanged them
+    Rate rate = {};
     bool tunes = false;  // the user asked for it
-    std::unique_ptr<BucketTuner> tuner;
-    std::optional<BucketCapTuning> tuned;
+    std::unique_ptr<BucketTuner> tuner = {};
+    std::optional<BucketCapTuning> tuned = {};
 
     template <typename Event>
     void notify(const Event& event) {
       event(static_cast<PassObserver&>(recorder));
+      event(static_cast<PassObserver&>(timer));
       if (tuner) event(static_cast<PassObserver&>(*tuner));
+    }
+    void skip_step() {
+      recorder.skip_step();
+      timer.skip_step();
+    }
+    void keep(TimesOfRanks of_step) {
+      if (of_step.empty()) return;
+      times.push_back(std::move(of_step));
+      if (times.size() > kStragglerRows) times.pop_front();
     }
   };
 

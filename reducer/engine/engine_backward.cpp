@@ -116,14 +116,16 @@ void Reducer::Engine::begin_backward() {
   }
   phase_ = Phase::Reducing;
   pass_->captured = is_capturing(device());
-  if (pass_->captured) observers_.recorder.skip_step();  // its times would be those of the capture
+  if (pass_->captured) observers_.skip_step();  // its times would be those of the capture
   if (const auto used = unaveraged_.find_used(buckets_.parameters())) warn_unaveraged_step(*used);
   pass_->gradient_memory_scope = buckets_.use_gradient_memory();
   observers_.notify([](PassObserver& o) { o.begin_backward(); });
   if (companion_) {
     pass_->waits_for_autograd = companion_->must_wait();
     if (pass_->waits_for_autograd) return;
+    observers_.timer.begin_wait();
     companion_->begin(pass_->terms);
+    observers_.timer.end_wait();
   }
   // Buckets with only unused parameters get no gradient that would launch them; others may have
   // become ready before the terms were known.
@@ -173,7 +175,9 @@ void Reducer::Engine::send_rest() {
 
 void Reducer::Engine::begin_after_autograd() {
   try {
+    observers_.timer.begin_wait();
     companion_->begin(pass_->terms);
+    observers_.timer.end_wait();
   } catch (...) {
     on_backward_failed(pass_->number(), std::current_exception());
     throw;
@@ -319,7 +323,7 @@ void Reducer::Engine::send_status() {
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
   const bool asks = companion_ && !pass_->joined && companion_->asks();
   if (finds_nonfinite_) report_nonfinite();
-  pass_->problems = status_.write(forwards, usage_->used(), asks);
+  pass_->problems = status_.write(forwards, usage_->used(), asks, observers_.timer.take());
   if (const auto flag = pass_->nonfinite.device_flag(status_.storage()); flag.defined()) {
     status_.add_problem_flag(flag);
   }

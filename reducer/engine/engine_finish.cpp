@@ -1,5 +1,6 @@
 // The end of a pass: waits for the buckets, reads the ranks' status, and makes gradients final.
 #include <algorithm>
+#include <chrono>
 #include <future>
 #include <utility>
 
@@ -92,6 +93,11 @@ void Reducer::Engine::finish_pass() {
 }
 
 void Reducer::Engine::end_pass() {
+  if (!pass_->joined && !pass_->captured) usage_->compare_passes();
+  if (observers_.rate.is_counted()) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    observers_.rate.end_pass(std::chrono::duration<double>(now).count());
+  }
   usage_->clear_used();
   unaveraged_.clear();
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
@@ -255,6 +261,7 @@ std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>
     auto found = pass.nonfinite.problem(pass.number(), buckets_.parameters());
     if (found) pass.problems.push_back(std::move(*found));
   }
+  observers_.keep(std::move(status.times));
   unused = std::move(status.unused);
   pass_->asked = pass_->asked || status.asks;
   if (!status.problems && status.same_forwards) return "";

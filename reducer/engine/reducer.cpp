@@ -80,6 +80,8 @@ BucketOrder Reducer::bucket_order() const { return engine_->schedule().agreed_or
 
 void Reducer::set_bucket_order(const BucketOrder& order) { engine_->set_bucket_order(order); }
 
+void Reducer::count_trained(int64_t samples) { engine_->count_trained(samples); }
+
 ReductionStats Reducer::stats() const { return engine_->stats(); }
 
 bool Reducer::has_rebuilt_buckets() const { return engine_->schedule().has_rebuilt(); }

@@ -19,7 +19,8 @@ namespace {
 void write_step(std::ostream& out, const StepStats& step) {
   out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.begin_unix_ns << ' '
       << step.step_ms << ' ' << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms
-      << ' ' << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
+      << ' ' << step.data_ms << ' ' << step.inter_host_ms << ' ' << step.intra_host_ms << ' '
+      << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
       << step.buckets.size();
   for (const auto& bucket : step.buckets) {
     out << ' ' << bucket.bytes << ' ' << bucket.ready_ms << ' ' << bucket.launched_ms << ' '
@@ -31,8 +32,8 @@ void write_step(std::ostream& out, const StepStats& step) {
 bool read_step(std::istream& in, StepStats& step) {
   size_t buckets = 0;
   in >> step.rank >> step.step >> step.begin_us >> step.begin_unix_ns >> step.step_ms >>
-      step.forward_ms >> step.compute_ms >> step.total_ms >> step.communication_ms >>
-      step.exposed_ms >> step.bytes >> buckets;
+      step.forward_ms >> step.compute_ms >> step.total_ms >> step.data_ms >> step.inter_host_ms >>
+      step.intra_host_ms >> step.communication_ms >> step.exposed_ms >> step.bytes >> buckets;
   if (!in) return false;
   step.buckets.resize(buckets);
   for (auto& bucket : step.buckets) {
@@ -75,6 +76,24 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
     if (bucket.launched_ms < 0) continue;
     span(name_of_track(b + 1), b + 1, bucket.launched_ms, bucket.done_ms, bucket.bytes);
   }
+}
+
+// The thresholds of docs/tuning.md.
+std::string verdict(double communication, double overlap) {
+  constexpr double kFew = 0.2, kMany = 0.4, kHidden = 0.7;
+  std::string text = communication < kFew    ? "communication is good (below 20%)"
+                     : communication > kMany ? "look at communication (above 40%)"
+                                             : "communication is fair (20% to 40%)";
+  text += overlap > kHidden ? ", overlap is good (above 0.7)" : ", overlap is low (up to 0.7)";
+  return text;
+}
+
+std::string summary_of_stragglers(const std::vector<Straggler>& stragglers) {
+  std::string text;
+  for (const auto& [rank, what, factor] : stragglers) {
+    text += formatted("; rank %d is slow in ", rank) + what + formatted(" (%.2f times)", factor);
+  }
+  return text;
 }
 
 std::string summary_of_tuning(const BucketCapTuning& tuning) {
@@ -128,6 +147,11 @@ std::string summary(const ReductionStats& stats) {
       "step %.1f ms, communication %.1f ms (%.0f%% of the step, %.0f%% not hidden), overlap %.2f",
       step, communication, 100 * share_of_step(communication), 100 * share_of_step(exposed),
       overlap);
+  const double backward =
+      median_of(steps, [](const auto& s) { return s.compute_ms - s.forward_ms; });
+  text += "; " + verdict(share_of_step(communication), overlap) +
+          formatted(", backward takes %.0f%%", 100 * share_of_step(backward));
+  text += summary_of_stragglers(stats.stragglers);
   if (stats.tuning) text += summary_of_tuning(*stats.tuning);
   return text;
 }

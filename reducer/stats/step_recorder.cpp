@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/optimizer_time.h>
 
 #include "stats/times.h"
 
@@ -55,6 +56,8 @@ void StepRecorder::begin_forward(int64_t step) {
   sample_ = std::make_shared<Sample>();
   sample_->before = last_end_;
   sample_->begin = Moment(device_);
+  if (!device_) sample_->optimizer_ms = OptimizerTime::total_ms() - optimizer_ms_;
+  if (inter_host_ms_) sample_->inter_host_ms = inter_host_ms_();
   auto& stats = sample_->stats;
   stats.rank = rank_;
   stats.step = step;
@@ -149,8 +152,10 @@ void StepRecorder::end_pass(bool joined) {
   // An event costs more than a look at the clock.
   const bool needs_end = !device_ || sample || is_sampled(step_ + 1);
   last_end_ = needs_end ? Moment(device_) : Moment();
+  optimizer_ms_ = OptimizerTime::total_ms();
   if (!sample) return;
   sample->end = last_end_;
+  if (sample->inter_host_ms) *sample->inter_host_ms = *inter_host_ms_() - *sample->inter_host_ms;
   ending_.push_back(sample);
   take_ended();
 }
@@ -184,12 +189,19 @@ StepStats StepRecorder::stats_of(Sample& sample) {
   stats.forward_ms = since_begin(sample.backward);
   stats.compute_ms = since_begin(sample.computed);
   stats.total_ms = since_begin(sample.end);
-  if (sample.before.is_known()) stats.step_ms = sample.end.ms_since(sample.before);
+  if (sample.before.is_known()) {
+    stats.step_ms = sample.end.ms_since(sample.before);
+    stats.data_ms = std::max(sample.begin.ms_since(sample.before) - sample.optimizer_ms, 0.0);
+  }
   for (const auto& [bytes, ready, launched, done] : sample.buckets) {
     stats.bytes += bytes;
     stats.buckets.push_back({bytes, since_begin(ready), since_begin(launched), since_begin(done)});
   }
   stats.communication_ms = covered_ms(stats.buckets, 0);
+  if (sample.inter_host_ms) {
+    stats.inter_host_ms = std::min(*sample.inter_host_ms, stats.communication_ms);
+    stats.intra_host_ms = stats.communication_ms - stats.inter_host_ms;
+  }
   stats.exposed_ms = sample.blocked_ms + covered_ms(stats.buckets, stats.compute_ms);
   return stats;
 }

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -52,8 +54,15 @@ class StepRecorder final : public PassObserver {
   ///        this; 0: none.
   /// \param more  further first steps to sample.
   /// \param device  whose collectives make a stream wait; none: the host takes the times.
-  StepRecorder(int rank, int64_t every, int64_t more = 0, std::optional<c10::Device> device = {})
-      : rank_(rank), every_(every), first_(kFirst + more), device_(device) {}
+  /// \param inter_host_ms  the time between hosts until now; unset: unknown. Null: always.
+  StepRecorder(
+      int rank, int64_t every, int64_t more = 0, std::optional<c10::Device> device = {},
+      std::function<std::optional<double>()> inter_host_ms = nullptr)
+      : rank_(rank),
+        every_(every),
+        first_(kFirst + more),
+        device_(device),
+        inter_host_ms_(std::move(inter_host_ms)) {}
 
   /// The step begins with the last forward before a reduced backward.
   void begin_forward(int64_t step) override;
@@ -105,7 +114,9 @@ class StepRecorder final : public PassObserver {
     StepStats stats;  // without times and buckets
     Moment before;    // the end of the step before
     Moment begin, backward, computed, end;
-    std::mutex mutex;  // guards the members below
+    double optimizer_ms = 0;              // since the end of the step before
+    std::optional<double> inter_host_ms;  // in the step; until its end, by its begin
+    std::mutex mutex;                     // guards the members below
     std::vector<BucketMoments> buckets;
     double blocked_ms = 0;  // time during autograd that its threads spent in calls that launch
   };
@@ -129,8 +140,10 @@ class StepRecorder final : public PassObserver {
   std::shared_ptr<Sample> sample_;  // of the current step; null if it is not sampled
   std::optional<c10::Device> device_;
   int64_t step_ = 0;
-  bool skips_ = false;                          // the current step is captured
-  Moment last_end_;                             // of a step before one that is sampled
+  bool skips_ = false;       // the current step is captured
+  Moment last_end_;          // of a step before one that is sampled
+  double optimizer_ms_ = 0;  // OptimizerTime::total_ms() at that end
+  std::function<std::optional<double>()> inter_host_ms_;
   std::deque<std::shared_ptr<Sample>> ending_;  // that the device may not have ended
   std::deque<StepStats> steps_;
 };

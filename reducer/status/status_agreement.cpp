@@ -1,7 +1,6 @@
 #include "status/status_agreement.h"
 
 #include <algorithm>
-#include <array>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -14,7 +13,23 @@ namespace {
 // Two counts that agree modulo both differ by a multiple of 20.
 constexpr int64_t kModuli[] = {4, 5};
 constexpr int64_t kFirstCount = 2;
-constexpr int64_t kFirstFlag = kFirstCount + kModuli[0] + kModuli[1];
+constexpr int64_t kFirstTime = kFirstCount + kModuli[0] + kModuli[1];
+// A status in float16 holds no larger times; in ms.
+constexpr double kMostTime = 60000;
+
+// The number of elements before the flags of usage. One rank compares its times with no other.
+int64_t first_flag(int ranks) {
+  return kFirstTime + (ranks > 1 ? static_cast<int64_t>(kTimesOfRank) * ranks : 0);
+}
+
+TimesOfRanks read_times(const double* words, int ranks) {
+  TimesOfRanks times;
+  for (int rank = 0; rank < ranks && ranks > 1; ++rank, words += kTimesOfRank) {
+    times.push_back({words[0], words[1], words[2]});
+    if (!(times.back().sum() > 0)) return {};
+  }
+  return times;
+}
 
 // Pinned host memory, which a device copies to and from without the host.
 at::Tensor staged_as(const at::Tensor& t) {
@@ -23,7 +38,16 @@ at::Tensor staged_as(const at::Tensor& t) {
 
 }  // namespace
 
-int64_t StatusAgreement::size(size_t tracked) { return kFirstFlag + static_cast<int64_t>(tracked); }
+StatusAgreement::StatusAgreement(int rank, int ranks, size_t tracked, bool defers)
+    : rank_(rank),
+      ranks_(ranks),
+      tracked_(tracked),
+      defers_(defers),
+      head_(static_cast<size_t>(first_flag(ranks))) {}
+
+int64_t StatusAgreement::size(int ranks, size_t tracked) {
+  return first_flag(ranks) + static_cast<int64_t>(tracked);
+}
 
 void StatusAgreement::report(Problem problem) {
   const std::lock_guard lock(mutex_);
@@ -62,31 +86,41 @@ std::vector<Problem> StatusAgreement::write_zeros() {
 }
 
 std::vector<Problem> StatusAgreement::write(
-    const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks) {
+    const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks,
+    const RankTimes& times) {
   auto problems = take_reported();
-  std::array<float, kFirstFlag> head{};
-  head[0] = problems.empty() ? 0 : 1;
-  head[1] = asks ? 1 : 0;
+  std::fill(head_.begin(), head_.end(), 0.0F);
+  head_[0] = problems.empty() ? 0 : 1;
+  head_[1] = asks ? 1 : 0;
   size_t first = kFirstCount;
   for (const auto modulus : kModuli) {
-    if (forwards) head[first + *forwards % modulus] = 1;
+    if (forwards) head_[first + *forwards % modulus] = 1;
     first += modulus;
+  }
+  if (ranks_ > 1) {
+    auto* own = &head_[kFirstTime + kTimesOfRank * static_cast<size_t>(rank_)];
+    for (const double time : {times.data, times.forward, times.backward}) {
+      *own++ = static_cast<float>(std::min(time, kMostTime));
+    }
   }
   const bool on_cpu = storage_.is_cpu();
   const auto host = on_cpu ? storage_ : staged_as(storage_);
-  host.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
+  const auto head = first_flag(ranks_);
+  host.narrow(0, 0, head).copy_(at::from_blob(head_.data(), {head}, at::kFloat));
   if (tracked_ > 0) {
     auto* flags = const_cast<char*>(used.data());  // from_blob takes no const; it is only read
     const auto count = static_cast<int64_t>(tracked_);
-    host.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
+    host.narrow(0, head, count).copy_(at::from_blob(flags, {count}, at::kChar));
   }
   if (!on_cpu) storage_.copy_(host, /*non_blocking=*/true);
   return problems;
 }
 
 StatusAgreement::PendingSum StatusAgreement::fetch() const {
-  if (storage_.is_cpu()) return PendingSum(storage_.to(at::kDouble, false, /*copy=*/true));
-  PendingSum pending(staged_as(storage_));
+  if (storage_.is_cpu()) {
+    return {storage_.to(at::kDouble, false, /*copy=*/true), ranks_};
+  }
+  PendingSum pending(staged_as(storage_), ranks_);
   pending.host_.copy_(storage_, /*non_blocking=*/true);
   pending.event_.emplace(storage_.device().type());
   const c10::impl::VirtualGuardImpl device(storage_.device().type());
@@ -108,8 +142,10 @@ StatusAgreement::Sum StatusAgreement::PendingSum::read() const {
     sum.same_forwards = sum.same_forwards && different <= 1;
     word += modulus;
   }
-  sum.unused.reserve(static_cast<size_t>(host.numel() - kFirstFlag));
-  for (int64_t i = kFirstFlag; i < host.numel(); ++i) sum.unused.push_back(words[i] == 0);
+  sum.times = read_times(words + kFirstTime, ranks_);
+  const auto flags = first_flag(ranks_);
+  sum.unused.reserve(static_cast<size_t>(host.numel() - flags));
+  for (int64_t i = flags; i < host.numel(); ++i) sum.unused.push_back(words[i] == 0);
   return sum;
 }
 

@@ -11,17 +11,19 @@
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "stats/stragglers.h"
 #include "status/problem_report.h"
 
 namespace ddp {
 
 /// Exchanges each rank's status with a reduced backward pass. The status is a few numbers, appended
 /// to the last bucket, which costs no extra message, or reduced by a collective of their own. A
-/// reader checks only which of their sums, or averages, are above zero.
+/// reader checks only which of their sums, or averages, are above zero, except for times.
 ///
 /// Layout, in elements: whether the rank met problems; whether it asks the others; the wrapper's
 /// count of forwards modulo 4 and modulo 5, each one-hot, so that the sums show whether all ranks
-/// agree, in any dtype; then, where usage is tracked, whether each parameter had a gradient.
+/// agree, in any dtype; for each rank its times, of which a reader compares only one with another;
+/// then, where usage is tracked, whether each parameter had a gradient.
 ///
 /// Threads: report() any; the rest as the Reducer.
 class StatusAgreement {
@@ -30,7 +32,9 @@ class StatusAgreement {
     bool problems = false;      // at least one rank met one
     bool asks = false;          // at least one rank asks the others (PassCompanion::asks())
     bool same_forwards = true;  // all ranks ran as many forwards (modulo 20)
-    std::vector<char> unused;   // by parameter: no rank used it; empty where usage is not tracked
+    /// Sums or averages: in one unknown unit. Empty where a rank has none of this step.
+    TimesOfRanks times;
+    std::vector<char> unused;  // by parameter: no rank used it; empty where usage is not tracked
   };
 
   /// A sum that is being copied to the host.
@@ -42,21 +46,23 @@ class StatusAgreement {
 
    private:
     friend class StatusAgreement;
-    explicit PendingSum(at::Tensor host) : host_(std::move(host)) {}
+    PendingSum(at::Tensor host, int ranks) : host_(std::move(host)), ranks_(ranks) {}
 
     at::Tensor host_;
+    int ranks_;
     std::optional<c10::Event> event_;  // of the copy; none where the sum is on the host already
   };
 
+  /// \param ranks  their number, and `rank` this one.
   /// \param tracked  the number of parameters whose usage the ranks exchange.
   /// \param defers  the status of a pass is read at the end of the next one: the host runs ahead of
   ///        a device. Which pass is read does not depend on timing, so it is the same on every
   ///        rank.
-  StatusAgreement(size_t tracked, bool defers) : tracked_(tracked), defers_(defers) {}
+  StatusAgreement(int rank, int ranks, size_t tracked, bool defers);
 
   /// The number of elements of the status.
-  static int64_t size(size_t tracked);
-  int64_t size() const { return size(tracked_); }
+  static int64_t size(int ranks, size_t tracked);
+  int64_t size() const { return size(ranks_, tracked_); }
   bool defers() const { return defers_; }
 
   /// Reports a problem of a pass: the next status makes it an error on every rank.
@@ -76,7 +82,8 @@ class StatusAgreement {
   /// \param forwards  empty: this rank has no input, and no count to compare.
   /// \return the reported problems.
   std::vector<Problem> write(
-      const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks = false);
+      const std::optional<uint64_t>& forwards, const std::vector<char>& used, bool asks = false,
+      const RankTimes& times = {});
   /// Called after write(): a rank also has a problem where `flag`, a number on the device of the
   /// status that is not known yet, is above zero. The rank finds out which after the status is
   /// read.
@@ -97,8 +104,11 @@ class StatusAgreement {
  private:
   std::vector<Problem> take_reported();
 
+  const int rank_;
+  const int ranks_;
   const size_t tracked_;
   const bool defers_;
+  std::vector<float> head_;  // what write() sends before the flags of usage
   at::Tensor storage_;
   bool uses_own_collective_ = false;
   std::mutex mutex_;  // guards reported_

@@ -23,6 +23,8 @@ FOLDER_OF = {
     "gradient_memory": "backends",
     "groups": "group",
     "hash": "base",
+    "inter_host_timer": "base",
+    "optimizer_time": "base",
     "host": "base",
     "launchers": "base",
     "line_channel": "membership",

@@ -7,9 +7,12 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/internal/inter_host_timer.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
+#include "reducer/stats/rate.h"
 #include "reducer/stats/step_recorder.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -117,6 +120,164 @@ TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats
   }
 }
 
+TEST_CASE("a rank that takes longer is named with its part of a step", "[ranks][stats]") {
+  const std::string slow_part = GENERATE("data", "forward", "backward");
+  const auto stats = run_ranks<ReductionStats>(3, [&](const Rank& self) {
+    const auto a = torch::ones({3}).set_requires_grad(true);
+    Reducer reducer({{"a", a}}, self.group);
+    const auto pause_in = [&](const char* part) {
+      const bool is_slow = self.rank == 1 && slow_part == part;
+      std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 30 : 1));
+    };
+    for (int step = 0; step < 24; ++step) {
+      pause_in("data");
+      reducer.prepare_for_forward();
+      auto loss = (a * 2).sum();
+      pause_in("forward");
+      reducer.prepare_for_backward({{loss}, true});
+      loss.register_hook([&](const at::Tensor&) { pause_in("backward"); });
+      loss.backward();
+    }
+    return reducer.stats();
+  });
+  for (const auto& of_rank : stats) {
+    REQUIRE(of_rank.stragglers.size() == 1);
+    CHECK(of_rank.stragglers[0].rank == 1);
+    CHECK(of_rank.stragglers[0].what == slow_part);
+    CHECK(of_rank.stragglers[0].factor > 2);
+    CHECK(of_rank.stragglers[0].factor == stats[0].stragglers[0].factor);
+  }
+}
+
+TEST_CASE("the time between steps counts as data, without known optimizers", "[pure][stats]") {
+  StepRecorder recorder(/*rank=*/0, /*every=*/1);
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+  const auto step = [&](int64_t number) {
+    recorder.begin_forward(number);
+    recorder.armed(0);
+    recorder.begin_backward();
+    recorder.autograd_done();
+    recorder.end_pass(false);
+  };
+  step(1);
+  pause();
+  step(2);
+  {
+    const OptimizerTime::Scope outer;
+    const OptimizerTime::Scope inner;
+    pause();
+  }
+  step(3);
+  const auto steps = recorder.steps();
+  REQUIRE(steps.size() == 3);
+  CHECK(steps[0].data_ms == 0);
+  CHECK(steps[1].data_ms >= 20);
+  CHECK(steps[1].data_ms == Approx(steps[1].step_ms - steps[1].total_ms));
+  CHECK(steps[2].step_ms - steps[2].total_ms - steps[2].data_ms >= 20);
+  CHECK(steps[2].data_ms >= 0);
+}
+
+TEST_CASE("communication is within and between hosts", "[ranks][many][stats]") {
+  const auto run = [](const char* backend, int ranks) {
+    return run_ranks<ReductionStats>(
+        ranks, testing::over(backend), [](const Rank& self) { return train(self, 3, 1); });
+  };
+  for (const auto& of_rank : run("shm", 2)) {
+    for (const auto& step : of_rank.steps) {
+      CHECK(step.inter_host_ms == 0);
+      CHECK(step.intra_host_ms == step.communication_ms);
+    }
+  }
+  // A leader knows the time of its collectives between hosts; the others of its host know none.
+  const auto times = run_ranks<double>(4, testing::over("two_hosts"), [](const Rank& self) {
+    const auto backend = self.group->getBackend(at::kCPU);
+    const auto* timer = dynamic_cast<const InterHostTimer*>(backend.get());
+    TORCH_CHECK(timer != nullptr, "no timer");
+    const auto before = timer->inter_host_ms();
+    std::vector<at::Tensor> tensors{torch::ones({1000})};
+    backend->allreduce(tensors)->wait();
+    const auto after = timer->inter_host_ms();
+    TORCH_CHECK(before.value_or(0) == 0, "timed before the first collective");
+    return after.value_or(-1);
+  });
+  CHECK(times[0] > 0);
+  CHECK(times[1] == -1);
+  CHECK(times[2] > 0);
+  CHECK(times[3] == -1);
+}
+
+TEST_CASE("a step's communication is split by the time between hosts", "[pure][stats]") {
+  double between_ms = 100;
+  const auto split_of = [&](double more_ms) {
+    StepRecorder recorder(0, 1, 0, {}, [&] { return between_ms; });
+    recorder.begin_forward(1);
+    recorder.armed(1);
+    recorder.begin_backward();
+    recorder.launching(0, 8);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    recorder.autograd_done();
+    between_ms += more_ms;
+    recorder.reduced(0);
+    recorder.end_pass(false);
+    return recorder.steps().at(0);
+  };
+  const auto some = split_of(2);
+  CHECK(some.inter_host_ms == Approx(2));
+  CHECK(some.intra_host_ms == Approx(some.communication_ms - 2));
+  const auto all = split_of(1e6);
+  CHECK(all.inter_host_ms == all.communication_ms);
+  CHECK(all.intra_host_ms == 0);
+}
+
+TEST_CASE("a graph is static while passes use the same parameters", "[ranks][stats]") {
+  const auto stats = run_ranks<std::vector<char>>(2, [](const Rank& self) {
+    const auto a = torch::ones({3}).set_requires_grad(true);
+    const auto b = torch::ones({3}).set_requires_grad(true);
+    Reducer reducer(
+        {{"a", a}, {"b", b}}, self.group, ReducerOptions().find_unused_parameters(true));
+    std::vector<char> is_static{reducer.stats().can_set_static_graph};
+    for (const bool uses_b : {true, true, false, true}) {
+      reducer.prepare_for_forward();
+      const auto loss = uses_b ? (a + b).sum() : a.sum();
+      reducer.prepare_for_backward({{loss}, true});
+      loss.backward();
+      is_static.push_back(reducer.stats().can_set_static_graph);
+    }
+    return is_static;
+  });
+  CHECK(stats[0] == std::vector<char>{0, 1, 1, 0, 0});
+}
+
+TEST_CASE("what is counted becomes a rate of the last passes", "[pure][stats]") {
+  Rate rate;
+  CHECK_FALSE(rate.is_counted());
+  rate.count(5);
+  rate.end_pass(10);
+  CHECK(rate.per_second() == 0);
+  for (int pass = 1; pass <= 200; ++pass) {
+    rate.count(pass > 50 ? 64 : 1);
+    rate.end_pass(10 + pass * 0.5);
+  }
+  CHECK(rate.is_counted());
+  CHECK(rate.per_second() == Approx(128));
+}
+
+TEST_CASE("memory's peak covers what was allocated", "[ranks][stats]") {
+  const auto stats = run_ranks<ReductionStats>(1, [](const Rank& self) {
+    const auto kept = torch::ones({int64_t{16} << 20});
+    return train(self, 1, /*every=*/1);
+  });
+  CHECK(stats[0].peak_host_bytes > int64_t{64} << 20);
+  CHECK(stats[0].peak_device_bytes == 0);
+}
+
+TEST_CASE("without the times of all ranks no rank is slow", "[ranks][stats]") {
+  const auto stats = run_ranks<ReductionStats>(
+      2, [](const Rank& self) { return train(self, 22, /*every=*/self.rank == 0 ? 0 : 1); });
+  CHECK(stats[0].stragglers.empty());
+  CHECK(stats[1].stragglers.empty());
+}
+
 TEST_CASE("stats_every(0) measures nothing, and one rank has no communication", "[ranks][stats]") {
   const auto off =
       run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 3, /*every=*/0); });
@@ -171,10 +332,20 @@ TEST_CASE("overlapping reductions count once, and after autograd as exposed", "[
 TEST_CASE("a summary is one line of medians", "[pure][stats]") {
   CHECK(
       summary({{step_of(80, 40, 20), step_of(80, 40, 20), step_of(70, 40, 0)}}) ==
-      "step 100.0 ms, communication 40.0 ms (40% of the step, 20% not hidden), overlap 0.50");
+      "step 100.0 ms, communication 40.0 ms (40% of the step, 20% not hidden), overlap 0.50; "
+      "communication is fair (20% to 40%), overlap is low (up to 0.7), backward takes 80%");
   CHECK(
       summary({{step_of(90, 40, 10)}}) ==
-      "step 100.0 ms, communication 40.0 ms (40% of the step, 10% not hidden), overlap 0.75");
+      "step 100.0 ms, communication 40.0 ms (40% of the step, 10% not hidden), overlap 0.75; "
+      "communication is fair (20% to 40%), overlap is good (above 0.7), backward takes 90%");
+  CHECK_THAT(
+      summary({{step_of(90, 19, 10)}}), ContainsText("communication is good (below 20%), overlap"));
+  CHECK_THAT(summary({{step_of(90, 41, 10)}}), ContainsText("look at communication (above 40%)"));
+  ReductionStats slow{{step_of(90, 40, 10)}};
+  slow.stragglers = {{3, "data", 1.315}};
+  CHECK_THAT(
+      summary(slow), ContainsText("takes 90%; rank 3 is slow in data (1.31 times)") ||
+                         ContainsText("takes 90%; rank 3 is slow in data (1.32 times)"));
 }
 
 TEST_CASE("a summary covers the steps with the current buckets", "[pure][stats]") {
@@ -194,7 +365,7 @@ TEST_CASE("a summary has the tuned cap, and its times if they are known", "[pure
   ReductionStats stats{{step_of(80, 40, 20)}};
   stats.tuning.emplace();
   stats.tuning->cap_mb = 5;
-  const std::string tuned = "overlap 0.50; bucket_cap_mb tuned to 5";
+  const std::string tuned = "; bucket_cap_mb tuned to 5";
   CHECK_THAT(summary(stats), Catch::Matchers::EndsWith(tuned));
   stats.tuning->measured_ms = 100;
   CHECK_THAT(summary(stats), Catch::Matchers::EndsWith(tuned + ": step measured 100.0 ms"));

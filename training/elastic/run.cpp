@@ -13,6 +13,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -382,6 +383,7 @@ void Elastic::Impl::step(const std::function<void()>& apply) {
         DDP_HERE, ddp::str("Elastic::step: ", generations->why(), ". The turn is repeated."));
   }
   at = At::Apply;
+  const OptimizerTime::Scope time;
   apply();
   at = At::Stepped;
   ++progress.steps;

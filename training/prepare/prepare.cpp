@@ -7,6 +7,7 @@
 #include <ddp/gradients.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/metrics.h>
@@ -280,6 +281,7 @@ void PreparedBase::backward(const at::Tensor& loss) {
 
 bool PreparedBase::step() {
   if (state_->accumulate > 1 && !pass_for("step").ends_step()) return false;
+  const OptimizerTime::Scope time;
   if (state_->max_norm) clip(*state_);
   state_->optimizer.step();
   state_->has_gradients = false;

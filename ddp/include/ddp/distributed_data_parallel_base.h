@@ -271,6 +271,10 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   /// Collective: yes, as the end of a backward pass. Blocks: host; over NCCL only the stream.
   void finalize_backward();
 
+  /// Adds samples, or tokens, that this rank has trained or is about to train, for
+  /// `stats().trained_per_second`. Once a batch, on the training thread.
+  void count_trained(int64_t samples);
+
   /// The measurements so far: per step and per bucket; see `summary` and `write_trace`.
   ReductionStats stats() const;
 

@@ -30,8 +30,17 @@ struct StepStats {
   double forward_ms = 0;      ///< to the beginning of backward
   double compute_ms = 0;      ///< to the end of autograd's work: forward and backward
   double total_ms = 0;        ///< to the end of the backward pass
+  /// From the end of the step before to forward, without optimizers, as far as they are known:
+  /// `prepare`, ZeroRedundancyOptimizer, GradScaler and Elastic know theirs, on the CPU. The wait
+  /// for data, and what else the program does between two steps. 0 for the first step.
+  double data_ms = 0;
   /// The time while at least one bucket was being reduced.
   double communication_ms = 0;
+  /// The part of it between hosts, and the rest. -1 where this rank does not know: over shared
+  /// memory and a network each host's first rank does, over another backend each rank does if
+  /// LOCAL_WORLD_SIZE says that the job has one host, or one rank a host.
+  double inter_host_ms = -1;
+  double intra_host_ms = -1;  ///< see above
   /// The part of it without computation at the same time: after autograd was done, or while the
   /// call that launches blocked its thread.
   double exposed_ms = 0;
@@ -60,6 +69,15 @@ struct BucketCapTuning {
   double ms_per_mb = 0;               ///< further time for each MiB of an all-reduce
 };
 
+/// A rank that takes longer than the others for its own part of a step.
+struct Straggler {
+  int rank = 0;
+  /// The part that takes most of the further time: "data" (from the end of a step to forward),
+  /// "forward", or "backward".
+  std::string what;
+  double factor = 0;  ///< its time for all three over that of the other ranks
+};
+
 /// The measurements of a reducer. On a GPU over NCCL, where the host runs ahead of the device, the
 /// times of a step are the device's, between events; a step that the device has not ended yet is
 /// left out, and no step waits for one. Elsewhere the host takes them; a sampled step of a model on
@@ -73,6 +91,21 @@ struct ReductionStats {
   /// averaged parameters in their order of registration.
   std::vector<std::vector<size_t>> buckets = {};
   std::string backend = {};  ///< the backend that reduces the gradients: "shm", "gloo", "nccl", ...
+  /// The ranks that were slower than the median of the others by about a fifth or more in the last
+  /// 20 steps, or in the last 40 or 80 where steps differ more; the same on every rank. Each rank
+  /// takes its own times of every step (on a GPU of every fourth), without its waits for gradients,
+  /// and sends them with these; none where a rank has stats_every(0). Collectives inside forward
+  /// spread one rank's time to all. Cost: two readings of the clock a part, and 12 bytes a rank in
+  /// the last bucket.
+  std::vector<Straggler> stragglers = {};
+  /// Whether all averaged passes so far, at least one, have used the same parameters on this rank:
+  /// `static_graph(true)` then is allowed as far as that goes, in place of find_unused_parameters.
+  bool can_set_static_graph = false;
+  /// What `model->count_trained()` was told, in a second, over the last 100 averaged passes; of
+  /// this rank. 0 where it is told nothing.
+  double trained_per_second = 0;
+  int64_t peak_host_bytes = 0;    ///< the most memory that this process has had
+  int64_t peak_device_bytes = 0;  ///< the most that tensors have had on the model's (first) device
   /// Set after the cap was tuned.
   std::optional<BucketCapTuning> tuning = {};
 };
@@ -84,7 +117,8 @@ struct ReductionStats {
 /// Collective: yes. Blocks: host.
 DDP_API ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
 
-/// One line of text: step time, share of communication, overlap, and the cap that was tuned.
+/// One line of text: step time, share of communication, overlap, what of them is good and what is
+/// not, by docs/tuning.md, backward's share, the ranks that are slow, and the cap that was tuned.
 /// Medians over the steps with the current buckets, or over all steps while there is none; ""
 /// when there are no steps.
 DDP_API std::string summary(const ReductionStats& stats);

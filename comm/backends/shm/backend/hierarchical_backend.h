@@ -3,6 +3,9 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
+
+#include <ddp/internal/inter_host_timer.h>
 
 #include "fallback_backend.h"
 #include "hierarchical_pipeline.h"
@@ -17,7 +20,7 @@ namespace ddp::backends::shm {
 /// Elements are summed in rank order within a host, and then in the order of the hosts' first
 /// ranks. Any failure aborts the group, including a call that does not match the other ranks'
 /// calls, which a group on one host survives.
-class HierarchicalBackend : public FallbackBackend {
+class HierarchicalBackend : public FallbackBackend, public InterHostTimer {
  public:
   /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
   HierarchicalBackend(
@@ -32,6 +35,7 @@ class HierarchicalBackend : public FallbackBackend {
   uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;
   void abort() override;
+  std::optional<double> inter_host_ms() const override { return pipeline_->inter_host_ms(); }
 
  private:
   WorkPtr run(Collective c) override;

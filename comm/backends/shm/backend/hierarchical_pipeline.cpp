@@ -189,6 +189,7 @@ void HierarchicalPipeline::inter_reduce(const OperationPtr& operation) {
     auto options = operation->options;
     // The intra-host reduction has already divided by the world size.
     if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
+    note_between_hosts(/*begins=*/true);
     const auto reduction =
         std::make_shared<OrderedReduction>(*leaders_, operation->memory, options);
     between_hosts([&](const auto& wait) { reduction->combine(wait); });
@@ -204,6 +205,7 @@ void HierarchicalPipeline::broadcast_when_reduced(
     const OperationPtr& operation, OrderedReduction& reduction) {
   try {
     between_hosts([&](const auto& wait) { reduction.finish(wait); });
+    note_between_hosts(/*begins=*/false);
     intra_broadcast(operation);
   } catch (...) {
     complete(operation, std::current_exception());
@@ -236,6 +238,20 @@ void HierarchicalPipeline::complete(
   if (error) fail(text_of(error));
   --pending_;
   operation->work->complete(error);
+}
+
+// An operation that fails stays counted: the group is aborted then.
+void HierarchicalPipeline::note_between_hosts(bool begins) {
+  const auto now = std::chrono::steady_clock::now();
+  const std::lock_guard lock(mutex_);
+  if (begins && between_hosts_++ == 0) between_since_ = now;
+  if (!begins && --between_hosts_ == 0) between_time_ += now - between_since_;
+}
+
+std::optional<double> HierarchicalPipeline::inter_host_ms() const {
+  if (!leaders_) return {};
+  const std::lock_guard lock(mutex_);
+  return std::chrono::duration<double, std::milli>(between_time_).count();
 }
 
 // Gloo may drop a work when that is aborted, and then completes it at its timeout only.

@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,9 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   /// Aborts: fails all operations on this host, and thereby those on the others.
   void fail(const std::string& why);
 
+  /// As of InterHostTimer: on a leader.
+  std::optional<double> inter_host_ms() const;
+
   /// \throws c10::DistBackendError  after fail(), with its reason.
   void check() const;
 
@@ -122,6 +126,7 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   void intra_broadcast(const OperationPtr& operation);
   void complete(const OperationPtr& operation, const std::exception_ptr& error);
 
+  void note_between_hosts(bool begins);
   void wait_or_abort(c10d::Work& work) const;
   void between_hosts(c10::function_ref<void(OrderedReduction::Wait)> step) const;
 
@@ -132,6 +137,9 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   mutable std::mutex mutex_;
   std::string abort_reason_;  // guarded by mutex_
+  int between_hosts_ = 0;     // operations; guarded by mutex_, as are the next two
+  std::chrono::steady_clock::time_point between_since_;
+  std::chrono::steady_clock::duration between_time_{};
   std::atomic<bool> closed_{false};
   std::atomic<int> pending_{0};  // operations
   // On leaders only.

@@ -2,8 +2,10 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/inter_host_timer.h>
 
 #include "../memory/arena.h"
 #include "../progress/progress_engine.h"
@@ -21,7 +23,7 @@ namespace ddp::backends::shm {
 ///
 /// A call that this rank cannot announce (the arena is full, say) aborts the group, because the
 /// other ranks wait for the call. They get the reason at once.
-class ShmBackend : public FallbackBackend {
+class ShmBackend : public FallbackBackend, public InterHostTimer {
  public:
   ShmBackend(
       int rank, int world_size, std::shared_ptr<HostMemory> memory,
@@ -34,6 +36,7 @@ class ShmBackend : public FallbackBackend {
   uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;
   void abort() override;
+  std::optional<double> inter_host_ms() const override { return 0; }
 
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
   WorkPtr recv(Tensors& tensors, int src, int tag) override;

@@ -246,6 +246,8 @@ class Reducer {
   /// Uses the order of a reducer of the same parameters and options from the first pass on. Once,
   /// before the first backward pass and before register_comm_hook().
   void set_bucket_order(const BucketOrder& order);
+  /// Counts what was trained since the last reduced pass, for ReductionStats::trained_per_second.
+  void count_trained(int64_t samples);
   /// The measurements so far; see ReducerOptions::stats_every.
   ReductionStats stats() const;
   /// Whether the buckets are in the order in which gradients become ready.
