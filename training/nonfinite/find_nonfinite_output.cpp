@@ -16,7 +16,7 @@ bool may_be_infinite(const at::Tensor& t) {
   return t.defined() && t.has_storage() && (t.is_floating_point() || t.is_complex());
 }
 
-bool is_finite(const at::Tensor& t) { return at::isfinite(t).all().item<bool>(); }
+bool has_finite_values(const at::Tensor& t) { return at::isfinite(t).all().item<bool>(); }
 
 template <typename Values>
 std::vector<at::Tensor> tensors_of(const Values& values) {
@@ -47,7 +47,7 @@ class NonfiniteOrigins {
       if (const auto name = names_.find(memory_of(input)); name != names_.end()) {
         running.names += ddp::str(running.names.empty() ? "" : ", ", '"', name->second, '"');
       }
-      if (running.origin.empty() && !is_finite(input)) running.origin = origin_of(input);
+      if (running.origin.empty() && !has_finite_values(input)) running.origin = origin_of(input);
     }
     running_.push_back(std::move(running));
   }
@@ -56,7 +56,7 @@ class NonfiniteOrigins {
     if (running_.empty()) return;
     const auto running = running_.back();
     for (const auto& output : tensors_of(op.outputs())) {
-      if (is_finite(output)) {
+      if (has_finite_values(output)) {
         origins_.erase(memory_of(output));
       } else if (origins_.find(memory_of(output)) == origins_.end()) {
         origins_[memory_of(output)] = {
@@ -162,7 +162,7 @@ std::string detail::find_nonfinite_output(
   }
   const at::NoGradGuard no_grad;
   for (const auto& result : results) {
-    if (may_be_infinite(result) && !is_finite(result)) return origins.origin_of(result);
+    if (may_be_infinite(result) && !has_finite_values(result)) return origins.origin_of(result);
   }
   return "";
 }
