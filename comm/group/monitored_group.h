@@ -71,6 +71,8 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void set_registered_name(c10::DeviceType device, const std::string& name) {
     registered_names_[device] = name;
   }
+  /// Has collectives go to the backends that the group has now: for tests that set another one.
+  void find_backends();
   /// The name of the backend that serves a device: as registered, else as it says itself.
   std::string backend_name(c10::DeviceType device) const {
     const auto named = registered_names_.find(device);
@@ -118,7 +120,6 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   void refused(Kind kind, const std::exception& error) override;
   WorkPtr recorded(
       const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
-  void find_backends();
   WorkPtr start_message(
       const char* dispatcher_name, const Tensors& tensors,
       c10::function_ref<WorkPtr(c10d::Backend&)> start);

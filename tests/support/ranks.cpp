@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/group/monitored_group.h"
 #include "reducer/gradients/direct_gradient.h"
 
 #include "support/foreign_locale.h"
@@ -83,6 +84,9 @@ void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
   const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
   self.group->setBackend(c10::kCPU, type, shared.backend);
   self.group->setDefaultBackend(type);
+  auto& group = dynamic_cast<MonitoredGroup&>(*self.group);
+  group.find_backends();
+  TORCH_CHECK(group.serving(c10::kCPU).backend == shared.backend);
 }
 
 void run_one(

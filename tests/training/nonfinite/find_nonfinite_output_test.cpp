@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+constexpr auto kInfiniteInput = std::numeric_limits<double>::infinity();
 
 torch::nn::Sequential two_layers() {
   return torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::Linear(8, 2));
@@ -65,7 +65,7 @@ TEST_CASE("infinite values that do not reach the result are not named", "[nonfin
   torch::nn::Linear net(4, 4);
   const auto attention = [&](double scale) {
     auto scores = net->forward(torch::ones({4, 4}));
-    scores = scores.masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -kInfinity);
+    scores = scores.masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -kInfiniteInput);
     return (scores.softmax(-1) - 1.5) * scale;
   };
   CHECK(find_nonfinite_output(*net, [&] { return attention(1); }).empty());
@@ -77,7 +77,7 @@ TEST_CASE("a parameter or an argument that is not finite is named itself", "[non
   auto net = two_layers();
   {
     const torch::NoGradGuard no_grad;
-    net->parameters()[3].fill_(kInfinity);
+    net->parameters()[3].fill_(kInfiniteInput);
   }
   const auto forward = [&](const at::Tensor& x) {
     return find_nonfinite_output(*net, [&] {
@@ -88,7 +88,7 @@ TEST_CASE("a parameter or an argument that is not finite is named itself", "[non
   torch::NoGradGuard no_grad;
   net->parameters()[3].fill_(0);
   CHECK_THAT(
-      forward(torch::full({5, 4}, kInfinity)),
+      forward(torch::full({5, 4}, kInfiniteInput)),
       ContainsText("a tensor [5, 4] that no operator of the pass made"));
 }
 
