@@ -47,10 +47,10 @@ TEST_CASE("all-reduces start during backward, in ready order", "[pure][reducer]"
   const Chain chain(3, events);
   Reducer reducer(chain.parameters, testing::recording_group(0, 2, events), kOneParameterBuckets);
 
-  // The first pass has one bucket, as c10d's; its tail of eleven elements is the rank's status.
+  // The first pass has one bucket, as c10d's; its tail of seventeen elements is the rank's status.
   step(reducer, chain);
   CHECK(
-      events == Events{"gradient w2", "gradient w1", "gradient w0", "allreduce 35", "broadcast 3"});
+      events == Events{"gradient w2", "gradient w1", "gradient w0", "allreduce 41", "broadcast 3"});
   CHECK_FALSE(reducer.has_rebuilt_buckets());
   CHECK(reducer.bucket_indices() == std::vector<std::vector<size_t>>{{0, 1, 2}});
 
@@ -59,7 +59,7 @@ TEST_CASE("all-reduces start during backward, in ready order", "[pure][reducer]"
   CHECK(
       events == Events{
                     "gradient w2", "allreduce 8", "gradient w1", "allreduce 8", "gradient w0",
-                    "allreduce 19"});
+                    "allreduce 25"});
   CHECK(reducer.has_rebuilt_buckets());
   CHECK(reducer.bucket_indices() == std::vector<std::vector<size_t>>{{2}, {1}, {0}});
 
@@ -88,7 +88,7 @@ TEST_CASE("a bucket that is ready early waits for its turn", "[pure][reducer]") 
   CHECK(
       events == Events{
                     "gradient w2", "gradient w1", "gradient w0", "allreduce 8", "allreduce 8",
-                    "allreduce 22"});  // 8, the status and one flag for each parameter
+                    "allreduce 28"});  // 8, the status and one flag for each parameter
 }
 
 TEST_CASE("without prepare_for_backward nothing is sent", "[pure][reducer]") {
@@ -99,7 +99,7 @@ TEST_CASE("without prepare_for_backward nothing is sent", "[pure][reducer]") {
   chain.forward().sum().backward();
   CHECK(events == Events{"gradient w1", "gradient w0"});
   step(reducer, chain);
-  CHECK(events[events.size() - 2] == "allreduce 27");
+  CHECK(events[events.size() - 2] == "allreduce 33");
   CHECK(events.back() == "broadcast 2");
   // Both passes' gradients, halved: the recording peer contributed zeros.
   CHECK(torch::equal(chain.parameters[0].tensor.grad(), torch::ones({8})));

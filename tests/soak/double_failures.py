@@ -63,8 +63,13 @@ class Job:
         self.changed = threading.Condition()
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
-        self.limit = threading.Timer(PATIENCE, self.process.kill)
+        self.is_late = False
+        self.limit = threading.Timer(PATIENCE, self.stop)
         self.limit.start()
+
+    def stop(self):
+        self.is_late = True
+        self.process.kill()
 
     def read(self):
         for line in self.process.stdout:
@@ -136,6 +141,8 @@ def wait_for_moment(job, moment, survivor, draw):
 def faults_of(job, code, killed, has_trained):
     expected = 128 + signal.SIGKILL if re.search(KILLED_LATE, job.output) else 0
     faults = [] if code == expected else [f"ddprun ended with {code}"]
+    if job.is_late:
+        faults = [f"the job was not done after {PATIENCE} s"]
     faults += [] if has_trained else ["the job ended before it trained"]
     for rank, pid, how in re.findall(r"ddprun: rank (\d+) \(pid (\d+)\) ([^;\n]*)", job.output):
         if int(pid) not in killed:

@@ -71,7 +71,7 @@ struct BucketCapTuning {
 
 /// A rank that takes longer than the others for its own part of a step.
 struct Straggler {
-  int rank = 0;
+  int rank = 0;  ///< in the wrapper's group
   /// The part that takes most of the further time: "data" (from the end of a step to forward),
   /// "forward", or "backward".
   std::string what;
