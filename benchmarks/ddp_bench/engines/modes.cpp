@@ -21,6 +21,8 @@ const std::vector<Mode>& modes() {
       {"ddp_view", "with gradient_as_bucket_view", true, true},
       {"ddp_unused", "with find_unused_parameters", true, true},
       {"ddp_static", "with static_graph", true, true},
+      {"ddp_finite", "with find_nonfinite", true, true},
+      {"ddp_quiet", "with stats_every(0)", true, true},
       {"ddp_step", "with step_in_backward", true, true},
       // The tuner measures seven steps; then the same as the other modes.
       {"ddp_tuned", "with bucket_cap_mb(kTuneBucketCap)", true, false, 10}};
@@ -39,6 +41,8 @@ ddp::DistributedDataParallelOptions options_of_mode(
   if (mode == "ddp_view") options.gradient_as_bucket_view(true);
   if (mode == "ddp_unused") options.find_unused_parameters(true);
   if (mode == "ddp_static") options.static_graph(true);
+  if (mode == "ddp_finite") options.find_nonfinite(true);
+  if (mode == "ddp_quiet") options.stats_every(0);
   if (mode == "ddp_tuned") options.bucket_cap_mb(ddp::kTuneBucketCap);
   return options;
 }
