@@ -327,9 +327,10 @@ void Job::on_signal(Client client, int signal) {
 void Job::say_of_another_host(Client origin) {
   if (state_ == State::Stopping) return;  // start_all_again() has sent "stop"
   for (const auto& [client, launcher] : launchers_) {
-    const auto ranks = static_cast<int>(launcher.running.size());
-    if (client == origin || ranks == 0) continue;
-    wires_.send(client, "say another host ended the attempt; ending " + count_of(ranks, "rank"));
+    // It may have started more ranks than it could tell.
+    const bool has_ranks = launcher.starting || !launcher.running.empty();
+    if (client == origin || !has_ranks) continue;
+    wires_.send(client, "say another host ended the attempt; ending the ranks of this one");
   }
 }
 

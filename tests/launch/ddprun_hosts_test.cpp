@@ -69,7 +69,7 @@ TEST_CASE("after a failure the ranks of all hosts start again, with another port
   CAPTURE(a.out, a.err, b.out, b.err);
   CHECK(a.code == 0);
   CHECK(b.code == 0);
-  CHECK_THAT(a.err, ContainsText("another host ended the attempt; ending 2 ranks\n"));
+  CHECK_THAT(a.err, ContainsText("another host ended the attempt; ending the ranks of this one\n"));
   CHECK_THAT(a.err, ContainsText("restart 1 of 2: starting 2 ranks again\n"));
   CHECK_THAT(b.err, ContainsText("restart 1 of 2: starting 2 ranks again\n"));
   const auto all = a.out + b.out;

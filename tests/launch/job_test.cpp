@@ -210,6 +210,20 @@ TEST_CASE("hosts that restart together begin once all are there", "[pure]") {
   }
 }
 
+TEST_CASE("a host that still starts its ranks is told why they end", "[pure]") {
+  Told job(2, 1);
+  job.join(1, 0, "2 2 1");
+  job.join(2, 1, "2 2 1");
+  const int told = GENERATE(0, 1);  // the first host's ranks that it has told of
+  if (told == 1) job.say(1, "started 0 10");
+  job.to(1);
+  job.say(2, "started 3 13");
+  job.say(2, "exited 3 13 9 0 exited with code 9");
+  CHECK(
+      job.to(1) ==
+      Lines{"say another host ended the attempt; ending the ranks of this one", "stop"});
+}
+
 TEST_CASE("what ends one host's ranks ends those of the others", "[pure]") {
   Told job(2, 1);
   job.join(1, 0, "2 2 1");
@@ -221,7 +235,7 @@ TEST_CASE("what ends one host's ranks ends those of the others", "[pure]") {
     }
     job.to(client);
   }
-  const std::string other = "say another host ended the attempt; ending 2 ranks";
+  const std::string other = "say another host ended the attempt; ending the ranks of this one";
   SECTION("a rank fails: all start again once all are gone") {
     job.say(2, "exited 3 13 9 0 exited with code 9");
     CHECK(job.to(1) == Lines{other, "stop"});
