@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -166,8 +167,7 @@ Header header_for(const at::Tensor& blocks, const RowLayout& layout, bool is_one
 
 RowLayout::RowLayout(int64_t values, int64_t rows, int64_t block, bool has_zero_points)
     : has_zero_points(has_zero_points) {
-  share = (values + rows - 1) / rows;
-  share = (share + kFloatBytes - 1) / kFloatBytes * kFloatBytes;
+  share = at::round_up(at::ceil_div(values, rows), kFloatBytes);
   this->block = block == 0 ? share : std::min(block, share);
 }
 

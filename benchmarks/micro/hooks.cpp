@@ -89,8 +89,7 @@ void benchmarks::add_hooks(CLI::App& app) {
   static int64_t width = 1000;
   static int rounds = 7;
   static std::string backend;
-  command->add_option("--layers", layers, "Of the model")->check(CLI::Range(1, 10000));
-  command->add_option("--width", width, "Of each layer")->check(CLI::Range(1, 100000));
+  benchmarks::add_options_of_linear_layers(*command, layers, width);
   command->add_option("--rounds", rounds, "Steps of each, in turns")->check(CLI::Range(1, 1000000));
   command->add_option("--backend", backend, "gloo or shm; empty: the best there is");
   command->callback([] {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include <CLI/CLI.hpp>
+
 #include <ddp/process_group.h>
 
 #include <torch/nn/modules/activation.h>
@@ -21,6 +23,11 @@ inline torch::nn::Sequential make_linear_layers(int64_t layers, int64_t width) {
     net->push_back(torch::nn::Tanh());
   }
   return net;
+}
+
+inline void add_options_of_linear_layers(CLI::App& command, int64_t& layers, int64_t& width) {
+  command.add_option("--layers", layers, "Of the model")->check(CLI::Range(1, 10000));
+  command.add_option("--width", width, "Of each layer")->check(CLI::Range(1, 100000));
 }
 
 /// The heading of a table of such nets.

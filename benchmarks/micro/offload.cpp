@@ -82,8 +82,7 @@ void benchmarks::add_offload(CLI::App& app) {
   static int64_t width = 2000;
   static std::string path = "/tmp/ddp-offload";
   static int rounds = 5;
-  command->add_option("--layers", layers, "Of the model")->check(CLI::Range(1, 10000));
-  command->add_option("--width", width, "Of each layer")->check(CLI::Range(1, 100000));
+  benchmarks::add_options_of_linear_layers(*command, layers, width);
   command->add_option("--file", path, "On the disk to measure");
   command->add_option("--rounds", rounds, "Steps of each, in turns")->check(CLI::Range(1, 1000000));
   command->callback([] {

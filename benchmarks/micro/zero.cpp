@@ -70,8 +70,7 @@ void benchmarks::add_zero(CLI::App& app) {
   static int64_t width = 1000;
   static int64_t batch = 8;
   static int rounds = 21;
-  command->add_option("--layers", layers, "Of the model")->check(CLI::Range(1, 10000));
-  command->add_option("--width", width, "Of each layer")->check(CLI::Range(1, 100000));
+  benchmarks::add_options_of_linear_layers(*command, layers, width);
   command->add_option("--batch", batch, "Samples a step and rank")->check(CLI::Range(1, 100000));
   command->add_option("--rounds", rounds, "Steps of each, in turns")->check(CLI::Range(1, 1000000));
   command->callback([] {

@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ddp/internal/current_stream.h>
 
@@ -12,8 +13,7 @@ namespace {
 constexpr int64_t kStagingAlignment = 64;  // of vector instructions
 
 int64_t staged_bytes(const at::Tensor& tensor) {
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
+  return at::round_up(static_cast<int64_t>(tensor.nbytes()), kStagingAlignment);
 }
 
 std::set<c10::DeviceIndex> indices_of(const std::vector<StagedPiece>& pieces) {

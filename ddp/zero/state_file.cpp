@@ -4,6 +4,7 @@
 #include <malloc.h>
 #endif
 
+#include <ATen/ceil_div.h>
 #include <c10/core/ScalarType.h>
 
 namespace ddp {
@@ -23,8 +24,7 @@ void release_heap() {
 }
 
 size_t bytes_of(const StateFile::Entry& entry) {
-  const auto bytes = static_cast<size_t>(entry.numel) * c10::elementSize(entry.type);
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return at::round_up(static_cast<size_t>(entry.numel) * c10::elementSize(entry.type), kAlignment);
 }
 
 }  // namespace

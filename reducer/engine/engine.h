@@ -144,6 +144,7 @@ class Reducer::Engine final : public AutogradEvents {
   void warn_unaveraged_step(size_t parameter) const;
   void launch_ready_buckets();
   void drain_launch_queue();
+  void begin_companion();
   void begin_after_autograd();
   void launch_rest();
   void launch(size_t b);

@@ -123,9 +123,7 @@ void Reducer::Engine::begin_backward() {
   if (companion_) {
     pass_->waits_for_autograd = companion_->must_wait();
     if (pass_->waits_for_autograd) return;
-    observers_.timer.begin_wait();
-    companion_->begin(pass_->terms);
-    observers_.timer.end_wait();
+    begin_companion();
   }
   // Buckets with only unused parameters get no gradient that would launch them; others may have
   // become ready before the terms were known.
@@ -173,11 +171,16 @@ void Reducer::Engine::send_rest() {
   launch_rest();
 }
 
+/// The other ranks' part of it is no time of this rank's own.
+void Reducer::Engine::begin_companion() {
+  observers_.timer.begin_wait();
+  companion_->begin(pass_->terms);
+  observers_.timer.end_wait();
+}
+
 void Reducer::Engine::begin_after_autograd() {
   try {
-    observers_.timer.begin_wait();
-    companion_->begin(pass_->terms);
-    observers_.timer.end_wait();
+    begin_companion();
   } catch (...) {
     on_backward_failed(pass_->number(), std::current_exception());
     throw;

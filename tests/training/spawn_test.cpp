@@ -40,6 +40,11 @@ struct Paused {
   explicit Paused(const std::string& name, int lines = 2) : program(spawning(name)) {
     program.read_until("pid ", lines);
   }
+  Ended end_by(int signal) {
+    program.send(signal);
+    return program.wait();
+  }
+
   Process program;
 };
 
@@ -94,24 +99,21 @@ TEST_CASE("spawn throws how a rank ended", "[spawn][process][errors]") {
 TEST_CASE("a signal ends the ranks, and then the program", "[spawn][process]") {
   const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
   Paused paused("pauses");
-  paused.program.send(signal);
-  const auto ended = paused.program.wait();
+  const auto ended = paused.end_by(signal);
   CHECK(ended.code == -signal);
   check_all_gone(ended.out, 2);
 }
 
 TEST_CASE("ranks that ignore a signal are killed", "[spawn][process]") {
   Paused paused("ignores");
-  paused.program.send(SIGTERM);
-  const auto ended = paused.program.wait();
+  const auto ended = paused.end_by(SIGTERM);
   CHECK(ended.code == -SIGTERM);
   check_all_gone(ended.out, 2);
 }
 
 TEST_CASE("the program's handler runs once its ranks have ended", "[spawn][process][errors]") {
   Paused paused("handles");
-  paused.program.send(SIGTERM);
-  const auto ended = paused.program.wait();
+  const auto ended = paused.end_by(SIGTERM);
   INFO(ended.out);
   CHECK(ended.code == 7);
   CHECK_THAT(

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/ceil_div.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
@@ -27,12 +28,12 @@ struct Selection {
   Selection(at::Tensor memory, int64_t count, at::ScalarType dtype) : bytes(std::move(memory)) {
     const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
     values = bytes.narrow(0, 0, value_bytes).view(dtype);
-    indices = bytes.narrow(0, round_up(value_bytes), count * kIndexBytes).view(at::kInt);
+    indices = bytes.narrow(0, aligned(value_bytes), count * kIndexBytes).view(at::kInt);
   }
 
   static int64_t size(int64_t count, at::ScalarType dtype) {
     const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
-    return round_up(round_up(value_bytes) + count * kIndexBytes);
+    return aligned(aligned(value_bytes) + count * kIndexBytes);
   }
 
   /// [world, count]: the values of the selections of all ranks, which follow each other in memory.
@@ -49,10 +50,7 @@ struct Selection {
  private:
   static constexpr int64_t kIndexBytes = 4;
   // The alignment that every dtype needs.
-  static int64_t round_up(int64_t size) {
-    constexpr int64_t kAlignment = 8;
-    return (size + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  static int64_t aligned(int64_t size) { return at::round_up(size, int64_t{8}); }
 };
 
 void check_options(const TopKOptions& options) {

@@ -1,5 +1,6 @@
 #include "local_sgd/diloco/exchange.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -82,8 +83,7 @@ at::Tensor decode(DiLoCoWire wire, const at::Tensor& bytes, int64_t elements) {
 // Parts begin where blocks do, so that values are encoded alike in parts and in one piece.
 int64_t Exchange::part_elements(int64_t elements) const {
   if (!is_cut()) return elements;
-  const int64_t part = (elements + regions_ - 1) / regions_;
-  return (part + kWireBlock - 1) / kWireBlock * kWireBlock;
+  return at::round_up(at::ceil_div(elements, int64_t{regions_}), kWireBlock);
 }
 
 at::Tensor Exchange::encode_parts(const at::Tensor& values) const {
