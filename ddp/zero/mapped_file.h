@@ -34,7 +34,7 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   /// A 1-D tensor in the file's memory, with a storage of its own, which keeps the file.
   at::Tensor tensor(size_t offset, int64_t numel, at::ScalarType type);
 
-  /// Begins to read pages that are not in memory; the span may end behind the file.
+  /// Begins to read pages that are not in memory; the span may end after the file.
   void prefetch(const FileSpan& span) const noexcept;
   /// Begins to write the pages that have changed.
   ///

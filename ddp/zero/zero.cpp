@@ -36,8 +36,7 @@ const ZeroOptions& checked(const ZeroOptions& options, const State& model) {
   DDP_CHECK_VALUE(
       !options.offload_file() || !options.offload_file()->empty(), kSubject,
       "expected offload_file() to name a file that can be made, got \"\". Give a path in a folder "
-      "of "
-      "a local disk, such as \"/scratch/state\", or leave it out.");
+      "of a local disk, such as \"/scratch/state\", or leave it out.");
   return options;
 }
 
@@ -218,10 +217,8 @@ class ZeroRedundancyOptimizerBase::Impl {
     }
     TORCH_WARN_ONCE(
         "ZeroRedundancyOptimizer: offload(true) changes nothing for parameters on CPUs, whose "
-        "state "
-        "is in the host's memory. Leave it out, or set offload_file(path) for a state that does "
-        "not "
-        "fit there.");
+        "state is in the host's memory. Leave it out, or set offload_file(path) for a state that "
+        "does not fit there.");
   }
 
   // Gradients of passes under no_sync() alone are whole and in no shard, so a step would ignore

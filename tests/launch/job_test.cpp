@@ -210,7 +210,7 @@ TEST_CASE("hosts that restart together begin once all are there", "[pure]") {
   }
 }
 
-TEST_CASE("a host that still starts its ranks is told why they end", "[pure]") {
+TEST_CASE("a host that has not reported its ranks gets the reason of their end", "[pure]") {
   Told job(2, 1);
   job.join(1, 0, "2 2 1");
   job.join(2, 1, "2 2 1");

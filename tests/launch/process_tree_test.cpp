@@ -28,7 +28,9 @@ TEST_CASE("a process that is not a child has no status to take", "[process][erro
   CHECK_THROWS_AS(reap(::getppid(), 0), std::system_error);
 }
 
-TEST_CASE("a death is told once, where a forked process has copies of the watch", "[process]") {
+TEST_CASE(
+    "the end of a process is reported once, although a forked process has copies of the watch",
+    "[process]") {
   DeathWatch deaths;
   const pid_t first = ::fork();
   if (first == 0) {

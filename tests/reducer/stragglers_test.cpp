@@ -21,7 +21,7 @@ struct Times {
   double scatter = 0.1;
   /// The part of steps that last ten times as long on one rank.
   double stalls = 0;
-  /// What rank 1 takes longer than the others.
+  /// The further time that rank 1 takes.
   RankTimes more = {};
 
   Row row() {

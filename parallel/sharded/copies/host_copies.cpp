@@ -29,7 +29,7 @@ c10::Stream copy_stream(c10::Device device, Way way) {
 }
 
 /// The stream, which waits for what the current one has to do.
-c10::Stream behind_current(c10::Device device, Way way) {
+c10::Stream stream_after_current(c10::Device device, Way way) {
   const auto stream = copy_stream(device, way);
   c10::Event before(device.type());
   before.record(current_stream_of(device));
@@ -43,7 +43,7 @@ at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::dtype(dtype).device(at::kCPU).pinned_memory(true));
 }
 
-UploadGuard::UploadGuard(c10::Device device) : guard_(behind_current(device, Way::Up)) {}
+UploadGuard::UploadGuard(c10::Device device) : guard_(stream_after_current(device, Way::Up)) {}
 
 void CopyEnd::record(c10::Device device) {
   event_.emplace(device.type());
@@ -63,7 +63,7 @@ at::Tensor copy_down(const at::Tensor& values, CopyEnd& end) {
   const c10::NoGradGuard no_grad;
   const auto device = values.device();
   auto host = pinned_memory(values.numel(), values.scalar_type());
-  const c10::StreamGuard guard(behind_current(device, Way::Down));
+  const c10::StreamGuard guard(stream_after_current(device, Way::Down));
   host.copy_(values.view({-1}), /*non_blocking=*/true);
   end.record(device);
   record_use(values);  // by the stream of the copy, which outlasts the caller's reference

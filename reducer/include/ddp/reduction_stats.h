@@ -101,8 +101,8 @@ struct ReductionStats {
   /// Whether all averaged passes so far, at least one, have used the same parameters on this rank:
   /// `static_graph(true)` then is allowed as far as that goes, in place of find_unused_parameters.
   bool can_set_static_graph = false;
-  /// What `model->count_trained()` was told, in a second, over the last 100 averaged passes; of
-  /// this rank. 0 where it is told nothing.
+  /// The samples a second that this rank counted by `model->count_trained()`, over the last 100
+  /// averaged passes. 0 for a program that does not call it.
   double trained_per_second = 0;
   int64_t peak_host_bytes = 0;    ///< the most memory that this process has had
   int64_t peak_device_bytes = 0;  ///< the most that tensors have had on the model's (first) device

@@ -163,7 +163,7 @@ TEST_CASE(
   const auto pinned = std::count_if(device.copies.begin(), device.copies.end(), [](const auto& c) {
     return c.pinned && c.non_blocking;
   });
-  CHECK(pinned >= 3);  // the first piece of each step: the others lie behind it
+  CHECK(pinned >= 3);  // the first piece of each step: the others follow it in memory
 }
 
 TEST_CASE("offload warns of nothing on a device", "[zero][offload][streams]") {

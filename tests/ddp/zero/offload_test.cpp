@@ -104,7 +104,7 @@ struct OffloadRun {
   std::unique_ptr<Zero> optimizer;
 };
 
-/// What rank 0 has after `train`.
+/// Rank 0's tensors after `train`.
 Tensors after(
     int world, const std::string& name, const ZeroOptions& options,
     const std::function<void(OffloadRun&, const Rank&)>& train, int64_t width = 13) {

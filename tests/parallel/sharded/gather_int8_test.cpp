@@ -46,7 +46,7 @@ std::shared_ptr<Pair> make_pair(uint64_t seed, at::ScalarType dtype = at::kDoubl
   return pair;
 }
 
-/// What gathers make of the values of one unit's weights, one after another.
+/// The values of one unit's weights after a gather, one after another.
 std::vector<at::Tensor> rounded(const std::vector<at::Tensor>& weights) {
   std::vector<at::Tensor> flat;
   for (const auto& w : weights) flat.push_back(w.detach().reshape({-1}).to(at::kFloat));

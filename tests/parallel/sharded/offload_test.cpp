@@ -202,7 +202,7 @@ TEST_CASE("shards, gradients and state rest in pinned memory", "[offload][ranks]
     train(training, self, device_of(self));
     return 0;
   });
-  // Of each unit in each step: up for forward and for backward, and its gradients down.
+  // A step copies each unit up for forward and for backward, and its gradients down.
   int up_or_down = 0;
   for (const auto& copy : device.copies) {
     if (!copy.non_blocking) continue;
