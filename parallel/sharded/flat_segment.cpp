@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "sharded/block_pool.h"
+#include "sharded/copies/side_streams.h"
 
 namespace ddp {
 namespace {
@@ -135,7 +136,7 @@ void FlatSegment::begin_gather(bool exactly) {
 // freed.
 void FlatSegment::begin_upload(bool exactly) {
   risen_ = at::empty({layout_.shard_numel}, options_of(whole_, dtype()));
-  const UploadGuard guard(device());
+  const SideStreamGuard guard(device(), SideStream::Uploads);
   risen_.copy_(shard_, /*non_blocking=*/true);
   gather_from(risen_, exactly);
   uploaded_.record(device());

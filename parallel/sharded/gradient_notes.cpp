@@ -1,6 +1,7 @@
 #include "sharded/gradient_notes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -8,17 +9,13 @@
 namespace ddp {
 namespace {
 
-constexpr int kDigits = kNumberNotes / 2;
-
-int64_t digit_of(int64_t number, int digit) { return number >> digit & 1; }
-
 constexpr int64_t kMostElements = 64;  // of a sample
 constexpr size_t kMostSamples = 4;
 constexpr int64_t kLeastElements = 4;  // that are not zero, of all samples
 
 // As parts of the factor.
 constexpr double kRounding = 1e-3;  // of a gradient's element
-constexpr double kDifference = 0.02;
+constexpr double kDifference = 0.04;
 
 /// The first elements, on the host, in memory of their own.
 at::Tensor first_elements(const at::Tensor& gradient) {
@@ -29,29 +26,15 @@ at::Tensor first_elements(const at::Tensor& gradient) {
 
 }  // namespace
 
-void write_number(int64_t number, float* notes) {
-  for (int digit = 0; digit < kDigits; ++digit) {
-    const auto is_one = digit_of(number, digit);
-    notes[2 * digit] = is_one ? 0.F : 1.F;
-    notes[2 * digit + 1] = is_one ? 1.F : 0.F;
-  }
+void write_spread(std::optional<float> number, float* words) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  words[0] = number ? *number : kNone;
+  words[1] = number ? -*number : kNone;
 }
 
-std::optional<int64_t> read_number(const float* sums, int64_t number, int64_t others) {
-  bool is_same = true, is_of_all_others = true;
-  int64_t written = 0;
-  for (int digit = 0; digit < kDigits; ++digit) {
-    const auto mine = digit_of(number, digit);
-    const auto like_mine = sums[2 * digit + mine], unlike_mine = sums[2 * digit + 1 - mine];
-    const bool differs = unlike_mine != 0;
-    if (differs) {
-      is_same = false;
-      is_of_all_others &= unlike_mine == like_mine * static_cast<float>(others);
-    }
-    written |= (differs ? 1 - mine : mine) << digit;
-  }
-  if (is_same) return std::nullopt;
-  return is_of_all_others ? written : 0;
+std::optional<Spread> read_spread(const float* words) {
+  if (std::isinf(words[0])) return std::nullopt;
+  return Spread{words[0], -words[1]};
 }
 
 bool ScaledGradients::takes(const at::Tensor& gradient) const {
@@ -85,18 +68,10 @@ double ScaledGradients::factor() const {
   return is_one && largest <= 1 + kRounding ? std::min(largest, 1.0) : 0;
 }
 
-void write_factor(double factor, float* notes) {
-  const auto value = static_cast<float>(factor);
-  notes[0] = value > 0 ? 1.F : 0.F;
-  notes[1] = value;
-  notes[2] = value * value;
-}
-
-bool differ_in_factor(const float* sums) {
-  const double count = sums[0], sum = sums[1], squares = sums[2];
-  if (count < 2) return false;
-  const auto mean = sum / count;
-  return squares / count - mean * mean > kDifference * kDifference * mean * mean;
+bool differ_in_factor(const Spread& factors) {
+  const auto most = static_cast<double>(factors.most);
+  const auto least = static_cast<double>(factors.least);
+  return most - least > kDifference * (most + least) / 2;
 }
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
-// Numbers that are summed over ranks beside a unit's gradients: the notes of whose gradients they
-// are, and of how a program scaled those before.
+// What ranks compare of a unit's gradients beside their sum: whose they are, and how a program
+// scaled those before.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,29 @@
 
 namespace ddp {
 
-/// How many notes carry a unit's number beside its gradients.
-constexpr int64_t kNumberNotes = 32;
+/// The largest and the least of the numbers that ranks wrote.
+struct Spread {
+  float most;
+  float least;
+};
 
-/// Writes the last 16 binary digits of a number, each as two notes: "it is 0" and "it is 1". In a
-/// sum over ranks both differ from 0 where ranks gave different digits, in every dtype.
-///
-/// \param notes  kNumberNotes elements.
-void write_number(int64_t number, float* notes);
+/// How many words carry a number: an element-wise maximum over ranks turns them into its spread.
+constexpr int64_t kSpreadWords = 2;
 
-/// Reads from the sums of the notes what the other ranks wrote.
-///
-/// \param number  what this rank wrote.
-/// \param others  how many other ranks there are.
-///
-/// \return  nothing where all wrote this number; else the number of the others, or 0 where they
-///         wrote several, or the dtype does not have the sum.
-std::optional<int64_t> read_number(const float* sums, int64_t number, int64_t others);
+/// \param number  of at most 24 bits, where ranks compare it for equality; nothing: this rank
+/// writes
+///        none.
+void write_spread(std::optional<float> number, float* words);
+
+/// \return  nothing where no rank wrote a number.
+std::optional<Spread> read_spread(const float* words);
+
+/// What this rank gave to the reduction of a unit, but for the gradients.
+struct UnitNotes {
+  std::vector<bool> has_gradient;  ///< by parameter
+  double factor = 0;               ///< of ScaledGradients
+  uint64_t writes = 0;  ///< a hash of what forward wrote since the last reduction; 0: nothing
+};
 
 /// Finds that a program scaled this rank's gradients between two passes, as LibTorch's
 /// clip_grad_norm_() does: by another factor on each rank, since it knows this rank's shards alone.
@@ -51,17 +57,7 @@ class ScaledGradients {
   std::vector<std::pair<at::Tensor, at::Tensor>> samples_;  // and its values
 };
 
-/// How many notes carry a rank's factor beside its gradients.
-constexpr int64_t kFactorNotes = 3;
-
-/// Writes a factor for a sum over ranks.
-///
-/// \param notes  kFactorNotes elements.
-void write_factor(double factor, float* notes);
-
-/// Whether the ranks that wrote a factor wrote different ones.
-///
-/// \param sums  of float32 or float64: sums of 16 bits do not have the digits.
-bool differ_in_factor(const float* sums);
+/// Whether the ranks that knew a factor knew different ones.
+bool differ_in_factor(const Spread& factors);
 
 }  // namespace ddp

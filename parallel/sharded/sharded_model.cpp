@@ -23,6 +23,7 @@
 #include "sharded/error_context.h"
 #include "sharded/own_group.h"
 #include "sharded/passes/backward_task.h"
+#include "sharded/passes/pass_notes.h"
 #include "sharded/passes/unit_nodes.h"
 
 namespace ddp {
@@ -89,7 +90,10 @@ ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
       reduce_groups_{
           own_group_of(root.groups().shard, OwnOrder::Reductions).group,
           own_group_of(root.groups().replicate, OwnOrder::Reductions).group},
-      failed_passes_(gather_group_) {}
+      failed_passes_(gather_group_),
+      settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
+  monitor_of(gather_group_)->add_settling(settling_);
+}
 
 ShardedModel::~ShardedModel() { trim_blocks(); }
 
@@ -164,17 +168,16 @@ void ShardedModel::forget_graphs() {
   drop_if(graphs_, is_over);
 }
 
-bool ShardedModel::has_several_graphs() {
-  forget_graphs();
-  const auto& group = reduce_groups_.shard;
-  const auto options = at::dtype(at::kLong).device(carrier_device(*group));
-  auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, options);
-  // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
-  if (group->getSize() > 1) {
-    const auto doing = [] { return "FullyShardedDataParallel was beginning to reduce gradients"; };
-    with_context(doing, group, [&] { all_reduce(several, c10d::ReduceOp::MAX, group); });
+bool ShardedModel::runs_through_several() const {
+  if (graphs_.size() < 2) return false;
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  int64_t passes = 0;
+  for (const auto& graph : graphs_) {
+    const auto pass = graph.lock();
+    const auto begin = pass ? pass->begin.lock() : nullptr;
+    if (begin && nodes && nodes->count(begin.get()) > 0) ++passes;
   }
-  return several.item<int64_t>() == 1;
+  return passes != 1;  // 0: a graph that is computed again, inside one that is not known here
 }
 
 bool ShardedModel::may_reduce_early() {
@@ -182,7 +185,17 @@ bool ShardedModel::may_reduce_early() {
   // Gradients of values that were computed from whole parameters before forward come after it.
   const bool is_summoned =
       !is_held_ && any_of(units_, [](const auto& unit) { return unit->stays_whole; });
-  return (reduces || !is_held_) && !has_several_graphs() && !is_summoned;
+  forget_graphs();
+  return (reduces || !is_held_) && !runs_through_several() && !is_summoned;
+}
+
+void ShardedModel::compare(std::shared_ptr<PassNotes> notes) {
+  const auto due = notes->runs_ahead() ? std::exchange(unread_, notes) : notes;
+  if (due) due->check(units_);
+}
+
+void ShardedModel::settle() {
+  if (const auto due = std::exchange(unread_, nullptr)) due->check(units_);
 }
 
 void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
@@ -215,7 +228,7 @@ ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
   const auto call = repeated_call();  // whose graph ends with it
   const bool has_graph = c10::GradMode::is_enabled() && call == 0;
   Place place{pass_, pass_->order.enter(unit.index, has_graph || call != 0, call)};
-  if (depth_ == 1 && has_graph) marker_ = begin_marker(units_[unit.index], place);
+  if (depth_ == 1 && has_graph) pass_->begin = marker_ = begin_marker(units_[unit.index], place);
   try {
     unit.make_whole();
     unit.add_hooks();
@@ -289,9 +302,8 @@ void ShardedModel::end_pass() {
   if (!pass->has_graph) return;
   forget_graphs();
   graphs_.push_back(pass);
-  constexpr int64_t kCompareEvery = 100;
   ++passes_;
-  if (passes_ <= 2 || passes_ % kCompareEvery == 0) compare_orders(*pass);
+  compare_orders(*pass);
 }
 
 // Ranks with unequal numbers of batches differ in the kind of the pass after them. Otherwise one's
@@ -299,6 +311,7 @@ void ShardedModel::end_pass() {
 void ShardedModel::compare_modes() {
   const bool trains = c10::GradMode::is_enabled();
   if (gather_group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
+  settle();
   const std::string kind = trains ? "training" : "evaluation";
   // Where this fails, others gather, for one more batch of the kind before.
   const auto doing = [&] { return "FullyShardedDataParallel was beginning " + kind; };
@@ -310,11 +323,13 @@ void ShardedModel::compare_modes() {
   });
 }
 
+// Where this rank alone has a new order, others gather or reduce meanwhile, which is an error of
+// both. Where it has another known one, the notes of the pass differ.
 void ShardedModel::compare_orders(const ForwardPass& pass) {
   if (gather_group_->getSize() == 1) return;
-  std::vector<std::string> names;
-  for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
-  const auto mine = fnv1a(joined_by("\n", names));
+  uint64_t mine = 0;
+  for (const auto& use : pass.order.uses()) mine = mixed(mine, use.unit + 1);
+  if (agreed_orders_.count(mine) > 0) return;
   const auto options = at::dtype(at::kLong).device(carrier_device(*gather_group_));
   auto hashes = at::empty({gather_group_->getSize()}, options);
   const auto doing = [] { return "FullyShardedDataParallel was comparing the units of forward"; };
@@ -322,10 +337,16 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
     all_gather_into_tensor(
         hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
   });
-  if (hashes.eq(hashes[0]).all().item<bool>()) return;
-  agree(
-      joined_by("\n", names), gather_group_, "comparing the units of forward",
-      [&](const std::vector<std::string>& by_rank) { return describe_orders(by_rank, passes_); });
+  if (!hashes.eq(hashes[0]).all().item<bool>()) {
+    std::vector<std::string> names;
+    for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
+    agree(
+        joined_by("\n", names), gather_group_, "comparing the units of forward",
+        [&](const std::vector<std::string>& by_rank) { return describe_orders(by_rank, passes_); });
+  }
+  constexpr size_t kMostOrders = 1000;  // of models that leave units out at random
+  if (agreed_orders_.size() == kMostOrders) agreed_orders_.clear();
+  agreed_orders_.insert(mine);
 }
 
 bool ShardedModel::is_collective() const {

@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <ddp/internal/forward_count.h>
@@ -18,6 +20,7 @@
 namespace ddp {
 
 class BackwardTask;
+class PassNotes;
 
 /// One forward pass of a root, as long as a graph of it exists.
 struct ForwardPass {
@@ -30,6 +33,7 @@ struct ForwardPass {
   bool is_released = false;       // backward freed the graph
   bool has_thrown = false;
   std::vector<std::vector<bool>> used_shards = {};  // by graphs from before; by unit
+  WeakNodePtr begin = {};                           // the marker before all others
 };
 
 /// Tells the other ranks which pass of a sharded model threw on this one: they wait for its gathers
@@ -110,11 +114,14 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void end_backward(bool has_failed);
 
   bool keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const;
-  /// Whether the backward pass that begins may reduce units as soon as they are ready: no rank has
-  /// several forward passes that backward may still run through.
-  ///
-  /// Collective: yes; while units are held, only before a pass that reduces. Blocks: host.
+  /// Whether the backward pass that begins may reduce units as soon as they are ready, because it
+  /// runs through one forward pass alone.
   bool may_reduce_early();
+  /// Compares the ranks' notes of a pass: on a device those of the pass before, so that the host
+  /// runs up to one step ahead.
+  ///
+  /// \throws c10::Error  on all ranks, where they did different things.
+  void compare(std::shared_ptr<PassNotes> notes);
   /// While units are held: the next backward pass reduces.
   void expect_reduction() { expects_reduction_ = true; }
   /// Memory in which one unit at a time packs its gradients, which keeps its pages: new memory that
@@ -140,7 +147,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   BackwardTask& task();
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();
-  bool has_several_graphs();
+  bool runs_through_several() const;
+  /// Compares notes that no later pass has compared yet.
+  void settle();
   /// Forgets the passes that no backward can run through any more.
   void forget_graphs();
   void gather_ahead(ShardedUnit& unit);
@@ -159,14 +168,17 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool is_held_ = false;
   bool expects_reduction_ = false;
   int depth_ = 0;
-  bool trained_ = true;           // the pass before: gradients were enabled
-  int64_t passes_ = 0;            // with a graph
-  std::vector<size_t> expected_;  // units in the order of the pass before
+  bool trained_ = true;                         // the pass before: gradients were enabled
+  int64_t passes_ = 0;                          // with a graph
+  std::vector<size_t> expected_;                // units in the order of the pass before
+  std::unordered_set<uint64_t> agreed_orders_;  // hashes of orders that all ranks had
   bool is_as_expected_ = false;
   std::vector<std::weak_ptr<ForwardPass>> graphs_;
   std::shared_ptr<GradientMemory> gradient_memory_;
   at::Tensor packed_;
   std::unique_ptr<BackwardTask> task_;
+  std::shared_ptr<PassNotes> unread_;                      // notes of a pass that ended
+  const std::shared_ptr<std::function<void()>> settling_;  // of GroupMonitor::add_settling()
 };
 
 }  // namespace ddp

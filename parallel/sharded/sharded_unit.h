@@ -93,6 +93,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   /// The device of its parameters; where it has none, of the model's.
   c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
+  const UnitGradients& gradients() const { return *gradients_; }
   /// The program's, which say how the parameters are cut.
   const UnitGradients::Groups& groups() const { return groups_; }
   const ProcessGroup& gather_group() const { return gather_group_; }

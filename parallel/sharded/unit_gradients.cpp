@@ -7,10 +7,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
 
 #include "sharded/block_pool.h"
+#include "sharded/copies/side_streams.h"
 
 namespace ddp {
 namespace {
@@ -109,7 +111,7 @@ bool UnitGradients::is_complete() const {
 }
 
 int64_t UnitGradients::slice_numel() const {
-  auto numel = notes_numel();
+  int64_t numel = 0;
   for (const auto& segment : segments_) numel += segment.layout().shard_numel;
   return numel;
 }
@@ -118,55 +120,66 @@ int64_t UnitGradients::reduced_bytes() const {
   return packed_numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_));
 }
 
+// The parts of the ranks lie one after another, each with its shards of all segments. With one
+// segment that is the order of the parameters, whose gradients are then in one piece.
+void UnitGradients::find_pieces() {
+  int64_t begin = 0;
+  for (int rank = 0; rank < segments_.front().layout().ranks; ++rank) {
+    size_t first = 0;
+    for (const auto& segment : segments_) {
+      const auto& layout = segment.layout();
+      int64_t filled = 0;
+      for (const auto& part : layout.pieces(rank)) {
+        const Piece piece{first + part.slot, part.from, begin + part.at, part.numel};
+        filled = part.at + part.numel;
+        const bool continues = !pieces_.empty() && pieces_.back().slot == piece.slot &&
+                               pieces_.back().from + pieces_.back().numel == piece.from &&
+                               pieces_.back().at + pieces_.back().numel == piece.at;
+        continues ? void(pieces_.back().numel += piece.numel) : pieces_.push_back(piece);
+      }
+      if (filled < layout.shard_numel) {
+        padding_.push_back({begin + filled, layout.shard_numel - filled});
+      }
+      begin += layout.shard_numel;
+      first += segment.parameters().size();
+    }
+  }
+}
+
 void UnitGradients::pack(at::Tensor& packed) {
-  const auto slice = slice_numel();
-  const auto ranks = segments_.front().layout().ranks;
+  if (pieces_.empty()) find_pieces();
   std::vector<at::Tensor> gradients, kept;
   const auto flat = [](const at::Tensor& t) { return t.defined() ? t.reshape({-1}) : t; };
+  notes_ = {{}, scaled_.factor(), std::exchange(written_, 0)};
   for (auto& slot : slots_) {
     begin_slot(slot);
     auto& grad = parameter_of(slot).mutable_grad();
     // The accumulated ones alone take the place of new ones.
     gradients.push_back(flat(grad.defined() ? grad : slot.kept));
     kept.push_back(grad.defined() ? flat(slot.kept) : at::Tensor());
+    notes_.has_gradient.push_back(gradients.back().defined());
     grad.reset();
     slot.kept.reset();
     slot.marker.reset();
   }
-  const auto notes = at::zeros({notes_numel()}, at::kFloat);
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) notes.data_ptr<float>()[i] = 1;
-  }
-  auto* const of_unit = notes.data_ptr<float>() + slots_.size();
-  write_number(number_, of_unit);
-  write_factor(scaled_.factor(), of_unit + kNumberNotes);
-  reduced_writes_ = static_cast<int64_t>(std::exchange(written_, 0) & 0xffff);
-  write_number(reduced_writes_, of_unit + kNumberNotes + kFactorNotes);
-  for (int rank = 0; rank < ranks; ++rank) {
-    auto part = packed.narrow(0, rank * slice, slice);
-    size_t first = 0;
-    int64_t begin = 0;
-    for (const auto& segment : segments_) {
-      int64_t filled = 0;
-      for (const auto& piece : segment.layout().pieces(rank)) {
-        auto place = part.narrow(0, begin + piece.at, piece.numel);
-        const auto& gradient = gradients[first + piece.slot];
-        if (gradient.defined()) {
-          place.copy_(gradient.narrow(0, piece.from, piece.numel));
-          const auto& more = kept[first + piece.slot];
-          if (more.defined()) place.add_(more.narrow(0, piece.from, piece.numel));
-        } else {
-          place.zero_();
-        }
-        filled = piece.at + piece.numel;
-      }
-      const auto shard_numel = segment.layout().shard_numel;
-      part.narrow(0, begin + filled, shard_numel - filled).zero_();
-      begin += shard_numel;
-      first += segment.parameters().size();
+  std::vector<at::Tensor> places, values, sums, addends, zeros;
+  for (const auto& piece : pieces_) {
+    const auto place = packed.narrow(0, piece.at, piece.numel);
+    const auto part = [&](const at::Tensor& t) { return t.narrow(0, piece.from, piece.numel); };
+    if (!gradients[piece.slot].defined()) {
+      zeros.push_back(place);
+      continue;
     }
-    part.narrow(0, begin, notes.numel()).copy_(notes);
+    places.push_back(place);
+    values.push_back(part(gradients[piece.slot]));
+    if (!kept[piece.slot].defined()) continue;
+    sums.push_back(place);
+    addends.push_back(part(kept[piece.slot]));
   }
+  for (const auto& range : padding_) zeros.push_back(packed.narrow(0, range.at, range.numel));
+  if (!places.empty()) at::_foreach_copy_(places, values);
+  if (!sums.empty()) at::_foreach_add_(sums, addends);
+  if (!zeros.empty()) at::_foreach_zero_(zeros);
 }
 
 std::vector<size_t> UnitGradients::gradient_bytes() const {
@@ -184,70 +197,66 @@ at::TensorOptions UnitGradients::packed_options() const {
   return at::dtype(reduce_dtype_).device(segments_.front().device());
 }
 
-void UnitGradients::reduce(const Groups& groups, at::Tensor packed, int64_t number) {
+void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
   const c10::NoGradGuard no_grad;
   is_reduced_ = true;
-  number_ = number;
   sum_ = empty_block(slice_numel(), packed_options(), OnFree::kReturn);
   const auto ranks = groups.shard->getSize();
   auto& target = ranks == 1 ? sum_ : packed;
   pack(target);
   const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
   if (divisor != 1) target.div_(divisor);
-  if (ranks == 1) return;
-  packed_ = std::move(packed);
-  reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
+  if (ranks > 1) {
+    packed_ = std::move(packed);
+    reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
+  }
+  // The stream that computes waits for neither sum before the end of the pass.
+  if (!sum_.is_cpu() && capabilities_of(*groups.shard, sum_.device()).waits_on_stream) {
+    const SideStreamGuard guard(sum_.device(), SideStream::Replicas);
+    sum_replicas(groups);
+  }
+}
+
+void UnitGradients::sum_replicas(const Groups& groups) {
+  if (!groups.replicate || groups.replicate->getSize() == 1 || replica_sum_) return;
+  if (reduction_) reduction_->wait();
+  replica_sum_ = all_reduce_async(sum_, c10d::ReduceOp::SUM, groups.replicate);
+}
+
+void UnitGradients::finish_packed(const Groups& groups) {
+  const c10::NoGradGuard no_grad;
+  sum_replicas(groups);
+  if (reduction_) std::exchange(reduction_, nullptr)->wait();
+  packed_.reset();
 }
 
 void UnitGradients::finish_reduction(const Groups& groups) {
   if (!sum_.defined()) return;
   const c10::NoGradGuard no_grad;
-  if (reduction_) std::exchange(reduction_, nullptr)->wait();
-  packed_.reset();
-  if (groups.replicate && groups.replicate->getSize() > 1) {
-    all_reduce(sum_, c10d::ReduceOp::SUM, groups.replicate);
-  }
+  finish_packed(groups);
+  if (replica_sum_) std::exchange(replica_sum_, nullptr)->wait();
   const auto divisor =
       static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
-  if (divisor != 1) sum_.narrow(0, 0, slice_numel() - notes_numel()).div_(divisor);
+  if (divisor != 1) sum_.div_(divisor);
   if (segments_.front().rests_on_host()) sum_ = copy_down(sum_, copied_);
-}
-
-std::optional<int64_t> UnitGradients::read_notes(const Groups& groups) {
-  if (!sum_.defined()) return std::nullopt;
-  copied_.await();
-  const auto numel = notes_numel();
-  notes_ = sum_.narrow(0, slice_numel() - numel, numel).to(at::kCPU, at::kFloat);
-  return read_number(notes_.data_ptr<float>() + slots_.size(), number_, ranks_of(groups) - 1);
-}
-
-bool UnitGradients::are_scaled_apart() const {
-  return sum_.defined() && !at::isReducedFloatingType(reduce_dtype_) &&
-         differ_in_factor(notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes);
 }
 
 void UnitGradients::note_writes(uint64_t hash) {
   written_ = std::max<uint64_t>(1, mixed(written_, hash));
 }
 
-bool UnitGradients::are_written_apart(const Groups& groups) const {
-  if (!sum_.defined()) return false;
-  const auto* sums = notes_.const_data_ptr<float>() + slots_.size() + kNumberNotes + kFactorNotes;
-  return read_number(sums, reduced_writes_, ranks_of(groups) - 1).has_value();
-}
-
-void UnitGradients::add_to_shards() {
+void UnitGradients::add_to_shards(const std::vector<bool>& has_gradient) {
   if (!sum_.defined()) return;
   const c10::NoGradGuard no_grad;
+  copied_.await();
   scaled_.clear();
   int64_t begin = 0;
   size_t i = 0;
   for (const auto& segment : segments_) {
     for (size_t s = 0; s < segment.parameters().size(); ++s, ++i) {
-      auto& slot = slots_[i];
       auto& grad = segment.parameters()[s].mutable_grad();
-      grad = std::exchange(slot.before, {});
-      if (notes_.data_ptr<float>()[i] == 0) continue;
+      grad = std::exchange(slots_[i].before, {});
+      if (!has_gradient[i]) continue;
       auto part = segment.piece(s, sum_, begin);
       if (grad.defined()) {
         grad.add_(part);
@@ -260,7 +269,6 @@ void UnitGradients::add_to_shards() {
     begin += segment.layout().shard_numel;
   }
   sum_.reset();
-  notes_.reset();
 }
 
 void UnitGradients::keep_whole() {
@@ -281,7 +289,8 @@ void UnitGradients::keep_whole() {
 }
 
 void UnitGradients::restore() {
-  if (reduction_) reduction_.reset();
+  reduction_.reset();
+  replica_sum_.reset();
   for (auto& slot : slots_) {
     if (!std::exchange(slot.has_begun, false)) continue;
     parameter_of(slot).mutable_grad() = std::exchange(slot.before, {});

@@ -50,34 +50,25 @@ class UnitGradients {
   at::TensorOptions packed_options() const;
   /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
   ///
-  /// \param packed  memory; free again after finish_reduction().
-  /// \param number  of the unit, the same on all ranks; its last 16 bits travel.
+  /// \param packed  memory; free again after finish_packed().
   ///
   /// Collective: yes. Blocks: no.
-  void reduce(const Groups& groups, at::Tensor packed, int64_t number);
-  /// Waits for the sum, and sums over the ranks with the same shards. Where shards rest on the
-  /// host, begins to copy it there.
-  ///
-  /// Collective: over these ranks.
+  void reduce(const Groups& groups, at::Tensor packed);
+  /// What this rank gave to the last reduction.
+  const UnitNotes& notes() const { return notes_; }
+  /// Waits until the packed gradients are read, and starts to sum over the ranks with the same
+  /// shards, unless that has begun.
+  void finish_packed(const Groups& groups);
+  /// Waits for the sum. Where shards rest on the host, begins to copy it there.
   void finish_reduction(const Groups& groups);
   int64_t reduced_bytes() const;
 
-  /// Reads which parameters got a gradient, once the sum is where shards rest.
-  ///
-  /// \return  nothing where all ranks gave gradients of the same unit. Else, on all ranks, the
-  /// number
-  ///         of the unit that the others gave, or 0 where they gave several.
-  std::optional<int64_t> read_notes(const Groups& groups);
-  /// After read_notes(): whether ranks scaled the gradients of the pass before by different
-  /// factors; the same on all ranks. Not with sums of 16 bits.
-  bool are_scaled_apart() const;
   /// Notes what forward wrote to the whole parameters.
   void note_writes(uint64_t hash);
-  /// After read_notes(): whether ranks noted different writes since the pass before; the same on
-  /// all ranks.
-  bool are_written_apart(const Groups& groups) const;
-  /// Ends the pass, after read_notes(): adds the sums to `.grad`.
-  void add_to_shards();
+  /// Ends the pass: adds the sums to `.grad`.
+  ///
+  /// \param has_gradient  by parameter: whether a rank gave one.
+  void add_to_shards(const std::vector<bool>& has_gradient);
   /// Ends a pass without reduction: keeps the whole gradients for the next one.
   void keep_whole();
   /// Ends a pass that failed: `.grad` is what it was. What passes without reduction accumulated
@@ -105,30 +96,34 @@ class UnitGradients {
   Since since_kept(const Slot& slot) const;
   void begin_slot(Slot& slot);
   void fold(Slot& slot);
-  /// Beside the gradients: whether there is one, for each parameter, the unit's number, by what
-  /// this rank scaled the ones before, and what forward wrote.
-  int64_t notes_numel() const {
-    return static_cast<int64_t>(slots_.size()) + 2 * kNumberNotes + kFactorNotes;
-  }
+  /// Elements of a gradient, by Slot, and their place in the packed ones.
+  struct Piece {
+    size_t slot;
+    int64_t from, at, numel;
+  };
+  struct Range {
+    int64_t at, numel;
+  };
+  void find_pieces();
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
+  void sum_replicas(const Groups& groups);
   const at::Tensor& parameter_of(const Slot& slot) const;
 
   std::vector<FlatSegment>& segments_;
   const at::ScalarType reduce_dtype_;
   std::vector<Slot> slots_;
   bool is_reduced_ = false;
-  at::Tensor packed_;  // during a reduction
-  // The sum of this rank's shards, and after them of the notes; after the reduction where shards
-  // rest.
-  at::Tensor sum_;
-  CopyEnd copied_;    // of the sum, to the host
-  at::Tensor notes_;  // of the last sum, on the CPU
-  int64_t number_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<Range> padding_;  // of the packed gradients
+  at::Tensor packed_;           // during a reduction
+  at::Tensor sum_;              // of this rank's shards; after the reduction where shards rest
+  CopyEnd copied_;              // of the sum, to the host
   ScaledGradients scaled_;
-  uint64_t written_ = 0;        // a hash of what forward wrote since the last reduction; 0: nothing
-  int64_t reduced_writes_ = 0;  // 16 bits of it, as the reduction carries it
+  uint64_t written_ = 0;  // as UnitNotes::writes, before the reduction
+  UnitNotes notes_;
   c10::intrusive_ptr<c10d::Work> reduction_;
+  c10::intrusive_ptr<c10d::Work> replica_sum_;
 };
 
 }  // namespace ddp

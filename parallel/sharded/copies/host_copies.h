@@ -1,5 +1,5 @@
-// Copies between pinned host memory and a device, for shards that stay on the host. They run on
-// streams of their own beside the one that computes: one up and one down for each device.
+// Copies between pinned host memory and a device. They run on streams of their own beside the one
+// that computes: one up and one down for each device.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
 
 namespace ddp {
 
 /// 1-D host memory that a device copies from and to while the host goes on. Not initialized.
 at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype);
-
-/// While it exists, the stream of copies to a device is the current one. That runs after all that
-/// the stream which was current before has to do, so that both may use its memory.
-class UploadGuard {
- public:
-  explicit UploadGuard(c10::Device device);
-
- private:
-  c10::StreamGuard guard_;
-};
 
 /// The end of a copy.
 class CopyEnd {
@@ -31,6 +20,8 @@ class CopyEnd {
   void record(c10::Device device);
   /// The current stream of the device waits for it, and not the host.
   void block(c10::Device device) const;
+  /// Whether no copy is on its way any more. Does not wait.
+  bool is_over() const { return !event_ || event_->query(); }
   /// The host waits. Nothing where no copy is on its way.
   void await();
 

@@ -17,6 +17,7 @@
 
 #include "sharded/block_pool.h"
 #include "sharded/error_context.h"
+#include "sharded/passes/pass_notes.h"
 
 namespace ddp {
 namespace {
@@ -223,26 +224,26 @@ void BackwardTask::reduce_ready() {
 }
 
 void BackwardTask::reduce(ShardedUnit& unit) {
-  finish_reduction();  // one at a time has its memory
+  finish_packed();  // one at a time has its memory
   const auto& groups = model_.reduce_groups();
   with_context(
       [&] { return reducing_text(unit); }, groups.shard,
-      [&] {
-        unit.gradients().reduce(groups, model_.packed_memory(unit.gradients()), unit.number());
-      });
+      [&] { unit.gradients().reduce(groups, model_.packed_memory(unit.gradients())); });
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
   reducing_ = &unit;
 }
 
-void BackwardTask::finish_reduction() {
+void BackwardTask::finish_packed() {
   auto* const unit = std::exchange(reducing_, nullptr);
-  if (!unit) return;
+  if (unit) in_reduction(*unit, &UnitGradients::finish_packed);
+}
+
+void BackwardTask::in_reduction(ShardedUnit& unit, Step step) const {
   const auto& groups = model_.reduce_groups();
   with_context(
-      [&] { return reducing_text(*unit); }, groups.shard,
-      [&] { unit->gradients().finish_reduction(groups); });
+      [&] { return reducing_text(unit); }, groups.shard, [&] { (unit.gradients().*step)(groups); });
 }
 
 void BackwardTask::finish() {
@@ -263,70 +264,28 @@ void BackwardTask::finish() {
     auto& unit = model_.unit(index);
     if (reduces && !unit.gradients().is_reduced()) reduce(unit);
   }
-  finish_reduction();
-  check_reduced_alike();
+  finish_packed();
+  std::shared_ptr<PassNotes> notes;
+  if (reduces && !order_.empty()) {
+    notes = std::make_shared<PassNotes>(model_.reduce_groups(), model_.units(), order_);
+  }
+  for (const auto& unit : model_.units()) {
+    in_reduction(*unit, &UnitGradients::finish_reduction);
+  }
+  if (notes) model_.compare(notes);
   const bool runs_root = any_of(walks_, [](const Walk& walk) { return walk.pass->root == 0; });
   if (reduces && runs_root) model_.broadcast_buffers();
   for (const auto& unit : model_.units()) {
-    if (unit->gradients().is_reduced()) {
-      unit->gradients().add_to_shards();
+    auto& gradients = unit->gradients();
+    if (gradients.is_reduced()) {
+      gradients.add_to_shards(notes->has_gradient(*unit));
     } else {
-      unit->gradients().keep_whole();
+      gradients.keep_whole();
     }
     if (!unit->stays_whole) unit->reshard();
     unit->await_uploads();
   }
   trim_blocks();
-}
-
-std::string BackwardTask::name_of(int64_t number) const {
-  if (number == 0) return "several units";
-  const auto found =
-      find_if(model_.units(), [&](const auto& unit) { return unit->number() == number; });
-  return found == model_.units().end() ? "another model" : (*found)->name();
-}
-
-// Ranks whose forwards ran other units, of equal size, reduce them in other orders.
-void BackwardTask::check_reduced_alike() {
-  const auto& groups = model_.reduce_groups();
-  std::vector<std::optional<int64_t>> of_others;
-  for (const auto& unit : model_.units()) of_others.push_back(unit->gradients().read_notes(groups));
-  for (const auto index : order_) {  // the first difference shows what one of the ranks left out
-    const auto number = of_others[index];
-    if (!number) continue;
-    const auto& name = model_.unit(index).name();
-    const auto other = name_of(*number);
-    monitor_of(groups.shard)
-        ->abort_on_error(
-            [&] { return "reducing " + name; },
-            [&] {
-              DDP_CHECK(
-                  false,
-                  "FullyShardedDataParallel: expected every rank to run the same units in the same "
-                  "order, got gradients of ",
-                  name, " ", on_rank_text(*groups.shard), " and of ", other,
-                  " on others. Run both on all ranks, and mask the result of one.");
-            });
-  }
-  const auto refuse = [&](const auto& is_apart, const char* expected, const char* remedy) {
-    for (const auto index : order_) {
-      auto& unit = model_.unit(index);
-      if (!is_apart(unit.gradients())) continue;
-      monitor_of(groups.shard)
-          ->throw_agreed(
-              ddp::str("FullyShardedDataParallel: expected ", expected, unit.name(), remedy));
-    }
-  };
-  refuse(
-      [&](const UnitGradients& gradients) { return gradients.are_written_apart(groups); },
-      "forward to write the same to parameters on all ranks, got other values in ",
-      ". An Embedding with max_norm changes the rows of its own batch: leave max_norm out, or "
-      "normalize all rows between two steps.");
-  refuse(
-      [](const UnitGradients& gradients) { return gradients.are_scaled_apart(); },
-      "gradients to be scaled alike on all ranks, got those of ",
-      " after the backward pass before scaled by different factors. LibTorch's clip_grad_norm_ "
-      "knows the shards of one rank alone: call ddp::clip_grad_norm_(*model, max_norm).");
 }
 
 void BackwardTask::fail() noexcept {

@@ -62,10 +62,9 @@ class BackwardTask {
   void hide_units();
   void reduce_ready();
   void reduce(ShardedUnit& unit);
-  void finish_reduction();
-  /// Names, for an error, the unit with a number that other ranks reduced; 0: several.
-  std::string name_of(int64_t number) const;
-  void check_reduced_alike();
+  void finish_packed();
+  using Step = void (UnitGradients::*)(const UnitGradients::Groups&);
+  void in_reduction(ShardedUnit& unit, Step step) const;
   bool accumulates() const;
   /// Whether the forward passes so far have no reduction.
   bool accumulates_whole() const;

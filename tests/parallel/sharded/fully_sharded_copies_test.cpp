@@ -21,7 +21,6 @@
 #include <ddp/ddp.h>
 
 #include "parallel/sharded/block_pool.h"
-#include "parallel/sharded/gradient_notes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -326,10 +325,8 @@ TEST_CASE(
     const auto on_begin = [&](const Call& call) {
       if (call.kind != Call::Kind::Reduction || self.rank == 0) return;
       if (!(has_written = scene.comes("the reduction of rank 0"))) return;
-      // Writes into rank 1's slice, which lies in rank 0's memory after rank 0's own slice and its
-      // notes: that there are gradients, and the unit's number.
-      constexpr auto kNotes = 1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes;
-      of_rank_0.get_future().get().narrow(0, kUnitNumel / 2 + kNotes, 8).fill_(7);
+      // Writes into rank 1's slice, which lies in rank 0's memory after rank 0's own.
+      of_rank_0.get_future().get().narrow(0, kUnitNumel / 2, 8).fill_(7);
     };
     const auto on_end = [&](const Call& call) {
       if (call.kind != Call::Kind::Reduction || self.rank == 1) return;
@@ -409,9 +406,7 @@ TEST_CASE(
   constexpr int64_t kState = 16 * kUnits * kUnitNumel / 2;
   for (const auto& of_rank : bytes) {
     CAPTURE(of_rank, kState);
-    CHECK(of_rank[0] >= kState);
-    // The gradients lie in the sum that brought them, with its notes.
-    CHECK(of_rank[0] <= kState + 4 * (1 + 2 * ddp::kNumberNotes + ddp::kFactorNotes) * kUnits);
+    CHECK(of_rank[0] == kState);  // the gradients lie in the sum that brought them
     CHECK(of_rank[1] == 0);
   }
 }

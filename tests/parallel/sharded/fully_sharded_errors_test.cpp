@@ -1,5 +1,6 @@
 // What FullyShardedDataParallel refuses, and what it does when a rank fails.
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -227,35 +228,21 @@ TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
   CHECK_THAT(errors, Each(ContainsText("got one on rank 0 and two on rank 1 in forward 1")));
 }
 
-TEST_CASE("a rank that leaves a unit out of a later forward is found", "[ranks][sharded][errors]") {
-  // The step, and the unit: in a step whose orders the ranks compare, others say what they do.
-  const auto [at_step, left_out] =
-      GENERATE(std::pair(3, size_t{1}), std::pair(0, size_t{2}), std::pair(3, size_t{2}));
+TEST_CASE("a rank that leaves a unit out of forward is found in it", "[ranks][sharded][errors]") {
+  const auto at_step = GENERATE(0, 3);
+  const auto left_out = GENERATE(1, 2);
   CAPTURE(at_step, left_out);
-  const auto errors =
-      errors_of_ranks(2, kLongTimeout, [at_step = at_step, left_out = left_out](const Rank& self) {
-        const auto net = std::make_shared<Units>(over(self));
-        FullyShardedDataParallel model(net, over(self));
-        for (int step = 0; step < 5; ++step) {
-          if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
-          model->forward(torch::ones({1, 4})).sum().backward();
-        }
-      });
-  if (at_step == 0) {
-    CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was gathering three on rank 0"));
-    CHECK_THAT(errors[1], ContainsText("FullyShardedDataParallel was comparing the units"));
-    for (const auto& error : errors) CHECK_THAT(error, ContainsText("equal_batches()"));
-    return;
-  }
-  const std::string names[] = {"one", "two", "three"};
-  const auto& name = names[left_out];
-  const auto& next = names[left_out - 1];
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("the same units in the same order, got gradients of "));
-    CHECK_THAT(
-        error, ContainsText("of " + name + " on rank 0 of 2 and of " + next + " on others") ||
-                   ContainsText("of " + next + " on rank 1 of 2 and of " + name + " on others"));
-  }
+  const auto errors = errors_of_ranks(2, kLongTimeout, [&](const Rank& self) {
+    const auto net = std::make_shared<Units>(over(self));
+    FullyShardedDataParallel model(net, over(self));
+    for (int step = 0; step < 5; ++step) {
+      if (step == at_step && self.rank == 1) net->order.erase(net->order.begin() + left_out);
+      model->forward(torch::ones({1, 4})).sum().backward();
+    }
+  });
+  CHECK_THAT(errors[0], ContainsText("FullyShardedDataParallel was gathering three on rank 0"));
+  CHECK_THAT(errors[1], ContainsText("FullyShardedDataParallel was comparing the units"));
+  CHECK_THAT(errors, Each(ContainsText("equal_batches()")));
 }
 
 namespace {
@@ -270,8 +257,9 @@ std::vector<std::string> errors_of_orders(
     const auto net = std::make_shared<Units>(options);
     std::optional<FullyShardedDataParallel<std::shared_ptr<Units>>> model;
     if (root) model.emplace(net, options);
-    for (int step = 0; step < 4; ++step) {
-      if (step == 3) net->order = orders[static_cast<size_t>(self.rank)];
+    for (size_t step = 0; step <= orders.size(); ++step) {
+      const bool is_last = step == orders.size();  // all ranks had each order before
+      net->order = orders[is_last ? static_cast<size_t>(self.rank) : step];
       const auto x = torch::ones({1, 4});
       (root ? (*model)->forward(x) : net->forward(x)).sum().backward();
     }
@@ -292,11 +280,13 @@ TEST_CASE("gradients of different units in one sum are an error", "[ranks][shard
   std::set<std::string> expected;  // by the rank that finds it first
   for (size_t rank = 0; rank < orders.size(); ++rank) {
     const auto name_of = [&](size_t of) { return root ? names[orders[of].back()] : "the root"; };
-    const auto others = !root ? "another model" : name_of(1 - rank % 2);
-    expected.insert(
-        "got gradients of " + name_of(rank) + " on rank " + std::to_string(rank) + " of " +
-        std::to_string(orders.size()) + " and of " +
-        (orders.size() == 2 ? others : "several units") + " on others");
+    for (size_t other = 0; other < orders.size(); ++other) {
+      if (other == rank) continue;
+      expected.insert(
+          "got gradients of " + name_of(rank) + " on rank " + std::to_string(rank) + " of " +
+          std::to_string(orders.size()) + " and of " + (root ? name_of(other) : "another model") +
+          " on another");
+    }
   }
   for (const auto& error : errors) {
     CAPTURE(error, expected);
@@ -333,34 +323,30 @@ TEST_CASE("gradients that ranks clip each for itself are an error", "[ranks][sha
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("each rank reads other numbers from a sum in every dtype", "[pure][sharded]") {
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kHalf);
-  constexpr int64_t kSame = -1;
-  const auto read = [&](const std::vector<int64_t>& numbers, double divisor) {
-    auto sums = torch::zeros({ddp::kNumberNotes}, dtype);
-    for (const auto number : numbers) {
-      const auto notes = torch::empty({ddp::kNumberNotes});
-      ddp::write_number(number, notes.data_ptr<float>());
-      sums += notes.to(dtype) / divisor;
+TEST_CASE("the spread of the ranks' numbers is read from maxima", "[pure][sharded]") {
+  using Numbers = std::vector<std::optional<float>>;
+  const auto spread_of = [](const Numbers& numbers) {
+    auto maxima = torch::full({ddp::kSpreadWords}, -std::numeric_limits<float>::infinity());
+    for (const auto& number : numbers) {
+      const auto words = torch::empty({ddp::kSpreadWords});
+      ddp::write_spread(number, words.data_ptr<float>());
+      maxima = torch::maximum(maxima, words);
     }
-    sums = sums.to(torch::kFloat);
-    const auto others = static_cast<int64_t>(numbers.size()) - 1;
-    std::vector<int64_t> found;
-    for (const auto number : numbers) {
-      const auto of_others = ddp::read_number(sums.data_ptr<float>(), number, others);
-      found.push_back(of_others.value_or(kSame));
-    }
-    return found;
+    return ddp::read_spread(maxima.data_ptr<float>());
   };
-  using Found = std::vector<int64_t>;
-  CHECK(read({7}, 1) == Found{kSame});
-  CHECK(read({5, 5, 5}, 2) == Found(3, kSame));
-  CHECK(read({5, 6}, 1) == Found{6, 5});
-  CHECK(read({1, 2, 3}, 2) == Found{0, 0, 0});  // the sum is that of 2, 2, 2
-  CHECK(read({4, 4, 65535}, 2) == Found{0, 0, 4});
-  std::vector<int64_t> many(3000, 300);  // of 16 bits, none has their sum
-  CHECK(read(many, 64) == Found(many.size(), kSame));
-  many[1] = 301;
-  const auto found = read(many, 64);
-  CHECK(std::count(found.begin(), found.end(), kSame) == 0);
+  CHECK_FALSE(spread_of({std::nullopt, std::nullopt}).has_value());
+  const auto check = [&](const Numbers& numbers, float least, float most) {
+    const auto spread = spread_of(numbers);
+    REQUIRE(spread.has_value());
+    CHECK(spread->least == least);
+    CHECK(spread->most == most);
+  };
+  check({7}, 7, 7);
+  check({5, 5, 5}, 5, 5);
+  check({0, 3}, 0, 3);
+  check({std::nullopt, 0.5F, std::nullopt}, 0.5, 0.5);
+  const float largest = 0xffffff;
+  check({largest, largest - 1}, largest - 1, largest);
+  CHECK(ddp::differ_in_factor({1, 0.95F}));
+  CHECK_FALSE(ddp::differ_in_factor({1, 0.99F}));
 }
