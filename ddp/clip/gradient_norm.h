@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/gradients.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 
@@ -12,6 +14,9 @@ namespace ddp {
 struct ShardedGradients {
   std::vector<at::Tensor> gradients;
   std::vector<ProcessGroup> sharded_over;
+  /// Of the parameters, which all ranks of the groups have, with or without a gradient. Nothing
+  /// where a rank may have none.
+  std::optional<c10::Device> device = {};
 };
 
 /// Collects gradients by the groups over which they are cut.
@@ -32,19 +37,28 @@ class GradientSets {
   std::vector<ShardedGradients> sets_;
 };
 
-/// This rank's sum of |element|^norm_type, or its largest |element|: one double.
-at::Tensor sum_of_powers(const std::vector<at::Tensor>& gradients, double norm_type);
+/// This rank's sum of |element|^norm_type, or its largest |element|: one double, on the device of
+/// the first gradient.
+///
+/// \param device  of the result where there is no gradient.
+at::Tensor sum_of_powers(
+    const std::vector<at::Tensor>& gradients, double norm_type, c10::Device device = at::kCPU);
 
 /// The same over the ranks of a group, of one or more such numbers.
 ///
+/// \param device  of the parameters, where each rank of the group has some. The host does not wait
+///         for it, if the group has a backend for it.
+///
 /// Collective: one all-reduce.
-at::Tensor reduce_powers(const ProcessGroup& group, const at::Tensor& own, double norm_type);
+at::Tensor reduce_powers(
+    const ProcessGroup& group, const at::Tensor& own, double norm_type,
+    const std::optional<c10::Device>& device = {});
 
-/// The norm of all, from their sum of powers.
-double norm_of(const at::Tensor& powers, double norm_type);
-
-/// Scales gradients of that norm, so that it is at most `max_norm`.
-void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, double max_norm);
+/// Scales the gradients, whose norm follows from the sum of powers, so that it is at most
+/// `max_norm`. On a device without waiting for it.
+GradientNorm clip_to(
+    const std::vector<ShardedGradients>& sets, const at::Tensor& powers, double norm_type,
+    double max_norm);
 
 /// clip_grad_norm_() of sets whose gradients are no longer looked for.
 ///
@@ -52,7 +66,7 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
 /// \param copies  gradients that other ranks of over_all count: they are scaled alone.
 ///
 /// Collective: over the sets' groups; then one all-reduce of a number over each of `over_all`.
-double clip_sets(
+GradientNorm clip_sets(
     const std::vector<ShardedGradients>& sets, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& over_all = {}, const std::vector<at::Tensor>& copies = {});
 

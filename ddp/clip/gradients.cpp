@@ -1,5 +1,6 @@
 #include <ddp/gradients.h>
 
+#include <optional>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -83,6 +84,16 @@ std::vector<ParameterLayout> final_layouts_of(const torch::nn::Module& module) {
   return layouts;
 }
 
+/// The device of parameters that every rank has; nothing for a pipeline's stage.
+std::optional<c10::Device> common_device_of(const std::vector<ParameterLayout>& layouts) {
+  if (layouts.empty()) return {};
+  const auto device = layouts.front().local.device();
+  const auto is_there = [&](const ParameterLayout& layout) {
+    return !layout.stage && layout.local.device() == device;
+  };
+  return all_of(layouts, is_there) ? std::optional(device) : std::nullopt;
+}
+
 /// The groups of a mesh's axes that have more than one rank.
 Groups axes_of(const DeviceMesh& mesh) {
   Groups groups;
@@ -144,21 +155,22 @@ void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
   }
 }
 
-double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type) {
+GradientNorm clip_grad_norm_(
+    torch::optim::Optimizer& optimizer, double max_norm, double norm_type) {
   const auto* sharded = as_sharded(optimizer);
   if (!sharded) return clip_sets({{gradients_of(optimizer), {}}}, max_norm, norm_type);
   check_may_clip("clip_grad_norm_", *sharded);
   return clip_sets(sharded->gradient_sets(), max_norm, norm_type);
 }
 
-double clip_grad_norm_(
+GradientNorm clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& sharded_over) {
   SeenTensors seen;
   return clip_sets({{gradients_of(parameters, seen), sharded_over}}, max_norm, norm_type);
 }
 
-double clip_grad_norm_(
+GradientNorm clip_grad_norm_(
     const std::vector<ShardedParameters>& sets, double max_norm, double norm_type) {
   SeenTensors seen;
   std::vector<ShardedGradients> gradients;
@@ -168,7 +180,7 @@ double clip_grad_norm_(
   return clip_sets(gradients, max_norm, norm_type);
 }
 
-double clip_grad_norm_(
+GradientNorm clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& sharded_over) {
   Groups over_all;
@@ -196,7 +208,7 @@ double clip_grad_norm_(
   return clip_sets(gradients.sets(), max_norm, norm_type, over_all, copies);
 }
 
-double clip_grad_norm_(
+GradientNorm clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, const DeviceMesh& mesh, double norm_type) {
   DDP_CHECK_VALUE(
       norm_type > 0, "clip_grad_norm_: expected a norm_type above 0 with a mesh, got ", norm_type,
@@ -205,19 +217,17 @@ double clip_grad_norm_(
   const auto axes = axes_of(mesh);
   GradientSets gradients;
   std::vector<at::Tensor> counted;
-  for (const auto& layout : final_layouts_of(module)) {
+  const auto layouts = final_layouts_of(module);
+  const auto device = common_device_of(layouts);
+  for (const auto& layout : layouts) {
     const auto cut = axes_that_cut(layout, axes);
     const auto& gradient = layout.local.grad();
     gradients.add(layout, cut, gradient);
     if (gradient.defined() && counts_here(layout, cut, axes)) counted.push_back(gradient);
   }
-  auto powers = sum_of_powers(counted, norm_type).view(1);
-  for (const auto& axis : axes) {
-    powers = reduce_powers(axis, powers.to(carrier_device(*axis)), norm_type);
-  }
-  const auto norm = norm_of(powers, norm_type);
-  scale_to_norm(gradients.sets(), norm, max_norm);
-  return norm;
+  auto powers = sum_of_powers(counted, norm_type, device.value_or(c10::Device(at::kCPU))).view(1);
+  for (const auto& axis : axes) powers = reduce_powers(axis, powers, norm_type, device);
+  return clip_to(gradients.sets(), powers, norm_type, max_norm);
 }
 
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {

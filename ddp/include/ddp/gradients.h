@@ -1,7 +1,9 @@
 #pragma once
 
+#include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ddp/device_mesh.h>
 #include <ddp/export.h>
 #include <ddp/process_group.h>
@@ -32,6 +34,24 @@ namespace ddp {
 /// Collective: no.
 DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = true);
 
+/// The norm that clip_grad_norm_() found. On a device the host waits for it when the program reads
+/// it, and not before.
+///
+/// Threads: one.
+class DDP_API GradientNorm {
+ public:
+  /// \param value  a float64 scalar.
+  explicit GradientNorm(at::Tensor value) : value_(std::move(value)) {}
+
+  /// Blocks: host, where the gradients are on a device.
+  operator double() const { return value_.item<double>(); }
+  /// A float64 scalar on the gradients' device, as the result of torch.nn.utils.clip_grad_norm_.
+  const at::Tensor& tensor() const { return value_; }
+
+ private:
+  at::Tensor value_;
+};
+
 /// Scales the gradients that the optimizer steps on, so that their norm over all parameters of all
 /// its groups is at most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
 ///
@@ -44,15 +64,16 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 ///
 /// \param norm_type  above 0; infinity is the largest magnitude. Where nothing is cut also 0, which
 ///         counts the gradients, as LibTorch's.
-/// \return the norm before scaling.
+/// \return the norm before scaling: converts to double.
 /// \throws c10::ValueError  for another norm_type.
 /// \throws c10::Error  for a ZeroRedundancyOptimizer with overlap, which has stepped already, and
 ///         in a join() with one, where ranks without input would not clip.
 ///
 /// Collective: with a ZeroRedundancyOptimizer, one all-reduce over each group over which layers are
-///   cut, and with stage 2 one over its ranks. Blocks: host.
-DDP_API double clip_grad_norm_(
-    torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2);
+///   cut, and with stage 2 one over its ranks. Blocks: no, over a backend whose
+///   collectives a device waits for; else host.
+DDP_API GradientNorm
+clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2);
 
 /// The same for the gradients of some parameters, which may be cut over groups of ranks.
 ///
@@ -70,8 +91,9 @@ DDP_API double clip_grad_norm_(
 ///         an empty group.
 ///
 /// Collective: one all-reduce of a number over each group, in the order of `sharded_over`, on ranks
-///   without gradients, too. Blocks: host.
-DDP_API double clip_grad_norm_(
+///   without gradients, too. Blocks: no, over a backend whose
+///   collectives a device waits for; else host.
+DDP_API GradientNorm clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2,
     const std::vector<ProcessGroup>& sharded_over = {});
 /// The same for all parameters of a module, of which a layer that is cut, such as a
@@ -84,7 +106,7 @@ DDP_API double clip_grad_norm_(
 ///
 /// Collective: one all-reduce over each group that the layers are cut over; then one of a number
 ///   over each group of `sharded_over`.
-DDP_API double clip_grad_norm_(
+DDP_API GradientNorm clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type = 2,
     const std::vector<ProcessGroup>& sharded_over = {});
 /// The same, and equal on all ranks of the mesh, whether or not their modules have layers that are
@@ -95,7 +117,7 @@ DDP_API double clip_grad_norm_(
 ///         over only some ranks of an axis.
 ///
 /// Collective: one all-reduce of a number over each axis with more than one rank, in their order.
-DDP_API double clip_grad_norm_(
+DDP_API GradientNorm clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, const DeviceMesh& mesh, double norm_type = 2);
 
 /// Parameters that are cut over the same groups.
@@ -117,8 +139,8 @@ struct ShardedParameters {
 ///
 /// Collective: one all-reduce over each group, of a number for each set that is cut over it, in the
 ///   order in which the groups first appear.
-DDP_API double clip_grad_norm_(
-    const std::vector<ShardedParameters>& sets, double max_norm, double norm_type = 2);
+DDP_API GradientNorm
+clip_grad_norm_(const std::vector<ShardedParameters>& sets, double max_norm, double norm_type = 2);
 
 /// Clamps the gradients that the optimizer steps on to [-clip_value, clip_value].
 ///

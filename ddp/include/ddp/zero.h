@@ -153,7 +153,7 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   class ZeroJoinHook;
   friend c10::IValue own_shard(const ZeroRedundancyOptimizerBase& optimizer);
   friend void take_from_shard(ZeroRedundancyOptimizerBase& optimizer, const c10::IValue& shard);
-  friend double clip_grad_norm_(
+  friend GradientNorm clip_grad_norm_(
       torch::optim::Optimizer& optimizer, double max_norm, double norm_type);
 
   /// gradients(), by the groups over which they are cut: by the model's layers, and with stage 2
