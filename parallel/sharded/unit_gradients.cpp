@@ -206,26 +206,39 @@ void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
   pack(target);
   const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
   if (divisor != 1) target.div_(divisor);
+  summing_ = Sum::OverShards;
   if (ranks > 1) {
     packed_ = std::move(packed);
     reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
   }
-  // The stream that computes waits for neither sum before the end of the pass.
-  if (!sum_.is_cpu() && capabilities_of(*groups.shard, sum_.device()).waits_on_stream) {
-    const SideStreamGuard guard(sum_.device(), SideStream::Replicas);
+  // The stream that computes waits for no sum before the end of the pass.
+  const auto device = sum_.device();
+  if (!device.is_cpu() && capabilities_of(*groups.shard, device).waits_on_stream) {
+    const SideStreamGuard guard(device, SideStream::Sums);
     sum_replicas(groups);
+    if (segments_.front().rests_on_host()) end_sum(groups);
   }
 }
 
 void UnitGradients::sum_replicas(const Groups& groups) {
-  if (!groups.replicate || groups.replicate->getSize() == 1 || replica_sum_) return;
+  summing_ = Sum::OverReplicas;
   if (reduction_) reduction_->wait();
+  if (!groups.replicate || groups.replicate->getSize() == 1) return;
   replica_sum_ = all_reduce_async(sum_, c10d::ReduceOp::SUM, groups.replicate);
+}
+
+void UnitGradients::end_sum(const Groups& groups) {
+  summing_ = Sum::Ended;
+  if (replica_sum_) std::exchange(replica_sum_, nullptr)->wait();
+  const auto divisor =
+      static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
+  if (divisor != 1) sum_.div_(divisor);
+  if (segments_.front().rests_on_host()) sum_ = copy_down(sum_, copied_);
 }
 
 void UnitGradients::finish_packed(const Groups& groups) {
   const c10::NoGradGuard no_grad;
-  sum_replicas(groups);
+  if (summing_ == Sum::OverShards) sum_replicas(groups);
   if (reduction_) std::exchange(reduction_, nullptr)->wait();
   packed_.reset();
 }
@@ -234,11 +247,7 @@ void UnitGradients::finish_reduction(const Groups& groups) {
   if (!sum_.defined()) return;
   const c10::NoGradGuard no_grad;
   finish_packed(groups);
-  if (replica_sum_) std::exchange(replica_sum_, nullptr)->wait();
-  const auto divisor =
-      static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
-  if (divisor != 1) sum_.div_(divisor);
-  if (segments_.front().rests_on_host()) sum_ = copy_down(sum_, copied_);
+  if (summing_ != Sum::Ended) end_sum(groups);
 }
 
 void UnitGradients::note_writes(uint64_t hash) {

@@ -108,6 +108,7 @@ class UnitGradients {
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
   void sum_replicas(const Groups& groups);
+  void end_sum(const Groups& groups);
   const at::Tensor& parameter_of(const Slot& slot) const;
 
   std::vector<FlatSegment>& segments_;
@@ -122,6 +123,9 @@ class UnitGradients {
   ScaledGradients scaled_;
   uint64_t written_ = 0;  // as UnitNotes::writes, before the reduction
   UnitNotes notes_;
+  /// How far the sum is: over shards, over replicas; or nothing is left but to wait for a copy.
+  enum class Sum { None, OverShards, OverReplicas, Ended };
+  Sum summing_ = Sum::None;
   c10::intrusive_ptr<c10d::Work> reduction_;
   c10::intrusive_ptr<c10d::Work> replica_sum_;
 };

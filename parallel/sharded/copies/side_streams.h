@@ -9,7 +9,7 @@ namespace ddp {
 enum class SideStream {
   Uploads,    ///< copies from the host
   Downloads,  ///< copies to the host
-  Replicas    ///< waits for the sums over shards, before those over replicas
+  Sums        ///< what follows a sum of gradients while backward goes on
 };
 
 /// While it exists, a side stream is the device's current one. That runs after all that the stream

@@ -168,8 +168,8 @@ TEST_CASE("what a fully sharded step queues does not grow with the ranks", "[ran
     steps.ranks = ranks;
     return queued_by(steps).operations / static_cast<size_t>(ranks);
   };
-  // The copies of a gather's and a reduction's parts are the collectives'. Some of what frees memory
-  // belongs to the step before.
+  // The copies of a gather's and a reduction's parts are the collectives'. Some of what frees
+  // memory belongs to the step before.
   constexpr size_t kOthers = 4;
   CHECK(of_a_rank(8) <= of_a_rank(2) + kOthers);
 }
