@@ -140,19 +140,21 @@ SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
   SavePlan plan{
       folder,         hidden, step, run_.peers.rank(), run_.peers.size(), run_.options.keep_last(),
       damaged_steps_, {}};
+  TensorsOnHost copies;
   if (plan.rank == 0) {
     for (const auto& named : run_.parts) {
       if (named.is_per_rank) continue;
-      plan.files.emplace_back(part_file(named.name), copy_to_host(named.part->state()));
+      plan.files.emplace_back(part_file(named.name), copy_to_host(named.part->state(), copies));
     }
   }
   for (const auto& part : run_.sharded.all()) {
-    auto shards = copy_written_shards(part.shards);
+    auto shards = copy_written_shards(part.shards, copies);
     if (shards.toGenericDict().empty()) continue;
     plan.files.emplace_back(shard_file(part.name, plan.rank), std::move(shards));
   }
   if (plan.rank == 0) plan.index = run_.sharded.index();
-  plan.files.emplace_back(rank_file(plan.rank), copy_to_host(state_of_rank(run_.parts)));
+  plan.files.emplace_back(rank_file(plan.rank), copy_to_host(state_of_rank(run_.parts), copies));
+  copies.wait();  // once: then the program may change what is saved
   return plan;
 }
 

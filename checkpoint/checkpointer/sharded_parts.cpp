@@ -64,16 +64,14 @@ void check_can_be_written(const ShardedTensor& shard, const std::string& subject
 
 }  // namespace
 
-c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
-  const c10::NoGradGuard no_grad;
+c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards, TensorsOnHost& copies) {
   auto dict = make_dict();
   for (const auto& shard : shards) {
     const TensorBox box{shard.offset, shard.local.sizes().vec()};
     if (shard.replica != 0 || c10::multiply_integers(box.size) == 0) continue;
     // Row by row, whatever the strides: ranges of it are read.
-    auto copy = at::empty(box.size, shard.local.scalar_type());
-    copy.copy_(shard.local);
-    dict.insert(shard_key(shard.name, box), copy);
+    dict.insert(
+        shard_key(shard.name, box), copies.copy(shard.local, TensorsOnHost::Order::RowByRow));
   }
   return dict;
 }

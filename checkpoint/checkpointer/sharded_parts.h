@@ -14,6 +14,7 @@
 #include "checkpointer/peers.h"
 #include "files/manifest.h"
 #include "shards/shard_index.h"
+#include "tensors/tensors_on_host.h"
 
 namespace ddp {
 
@@ -39,7 +40,7 @@ struct ShardedPart {
 };
 
 /// Copies to host memory what this rank writes of a part, by key. Empty: nothing.
-c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards);
+c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards, TensorsOnHost& copies);
 
 /// Reads this rank's shards of a part from a checkpoint: their ranges of the files that have them.
 /// Compares the names, shapes and dtypes of all ranks first, with the same error on every rank.

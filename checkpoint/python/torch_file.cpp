@@ -28,6 +28,7 @@ std::string tensor_record(const std::string& key) { return "data/" + key; }
 /// Copies the tensors of a tree of values.
 class HostCopy {
  public:
+  explicit HostCopy(TensorsOnHost& copies) : on_host_(copies) {}
   c10::IValue of(const c10::IValue& value) {
     return map_leaves(value, [&](const c10::IValue& leaf) {
       return leaf.isTensor() ? c10::IValue(of(leaf.toTensor())) : leaf;
@@ -47,13 +48,12 @@ class HostCopy {
         tensor.strides().vec(), static_cast<int>(tensor.scalar_type())};
     auto& copy = copies_[view];
     if (!copy.defined()) {
-      // clone() keeps strides where the elements are dense, and makes a contiguous copy elsewhere.
-      copy = tensor.detach().resolve_conj().resolve_neg();
-      copy = copy.is_cpu() ? copy.clone() : copy.to(at::kCPU);
+      copy = on_host_.copy(tensor, TensorsOnHost::Order::AsItLies);
     }
     return copy;
   }
 
+  TensorsOnHost& on_host_;
   std::map<View, at::Tensor> copies_;
 };
 
@@ -68,7 +68,16 @@ c10::impl::GenericDict make_dict(
 
 c10::impl::GenericList make_list() { return c10::impl::GenericList(c10::AnyType::get()); }
 
-c10::IValue copy_to_host(const c10::IValue& value) { return HostCopy().of(value); }
+c10::IValue copy_to_host(const c10::IValue& value, TensorsOnHost& copies) {
+  return HostCopy(copies).of(value);
+}
+
+c10::IValue copy_to_host(const c10::IValue& value) {
+  TensorsOnHost copies;
+  auto copied = copy_to_host(value, copies);
+  copies.wait();
+  return copied;
+}
 
 at::Tensor LazyTensors::add(const TensorKind& kind, Read read) {
   const auto elements = c10::multiply_integers(kind.sizes);

@@ -11,6 +11,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "shards/layout.h"
+#include "tensors/tensors_on_host.h"
 
 namespace ddp {
 
@@ -30,6 +31,8 @@ c10::impl::GenericList make_list();
 ///
 /// \throws c10::ValueError  a tensor without a dense storage.
 c10::IValue copy_to_host(const c10::IValue& value);
+/// The same; the tensors have their elements once `copies.wait()` has returned.
+c10::IValue copy_to_host(const c10::IValue& value, TensorsOnHost& copies);
 
 /// Placeholders without memory. The tensors in their places are read while a file is written, so
 /// that one tensor at a time needs memory.

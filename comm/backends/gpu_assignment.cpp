@@ -1,6 +1,8 @@
 #include "backends/gpu_assignment.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -55,16 +57,36 @@ GpuAssignment choose_gpu(
   return gpu;
 }
 
+std::string describe_gpus_for_some(int without, int world_size, const std::string& first) {
+  if (without == 0 || without == world_size) return "";
+  return ddp::str(
+      without, " of ", world_size,
+      without == 1 ? " ranks has no GPU of its own" : " ranks have no GPU of their own",
+      ", so no rank uses the default backend for GPUs: ", first,
+      ". To have an error in place of this warning, name the backend, as backend(\"nccl\").");
+}
+
 bool all_have_gpus(
     const StartupBarrier& barrier, c10d::Store& votes, const GpuAssignment& mine,
     const std::string& required_by) {
   auto why_not = mine.why_not;
   if (why_not.empty() && !mine.id.empty()) why_not = why_shared(barrier, votes, mine.id);
-  if (!why_not.empty()) votes.set("one has not", "1");
+  constexpr const char* kCount = "without";
+  constexpr const char* kFirst = "first without";
+  if (!why_not.empty()) {
+    votes.add(kCount, 1);
+    votes.compareSet(
+        kFirst, "", ddp::str("rank ", barrier.rank, " on ", host_name(), " ", why_not));
+  }
   const bool is_problem = !required_by.empty() && !why_not.empty();
   run_startup_barrier(
       barrier, "its GPU", is_problem ? "backend " + required_by + ": " + why_not + "." : "");
-  return !votes.check({"one has not"});
+  const auto without = static_cast<int>(votes.add(kCount, 0));
+  if (without > 0 && barrier.rank == 0) {
+    const auto some = describe_gpus_for_some(without, barrier.world_size, votes.get_to_str(kFirst));
+    if (!some.empty()) TORCH_WARN(barrier.subject, ": ", some);
+  }
+  return without == 0;
 }
 
 }  // namespace ddp

@@ -31,7 +31,13 @@ GpuAssignment choose_gpu(
     const std::optional<Setting>& local_rank, int visible_gpus,
     const std::optional<c10::Device>& device_id = {}, c10::DeviceType type = c10::kCUDA);
 
-/// Whether every rank has a GPU of its own, so that all of them can use the backend.
+/// A warning that names a rank without a GPU where others have one; "" where all have one, or none.
+///
+/// \param first  of those without: its rank, its host and the reason.
+std::string describe_gpus_for_some(int without, int world_size, const std::string& first);
+
+/// Whether every rank has a GPU of its own, so that all of them can use the backend. Rank 0 warns
+/// if only some have one.
 ///
 /// A rank cannot decide this alone: another rank may see other GPUs, or the same one.
 ///

@@ -209,10 +209,11 @@ WorkPtr MonitoredGroup::recorded(
   }
 }
 
-WorkPtr MonitoredGroup::watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device) {
+WorkPtr MonitoredGroup::watched(
+    WorkPtr work, const CollectiveCall& call, c10::DeviceType device, bool is_single_message) {
   const bool on_stream = contains(stream_devices_, device);
   if (work && monitor_ && on_stream && !is_capturing(c10::Device(device))) {
-    monitor_->watch(*work, call);
+    monitor_->watch(*work, call, is_single_message);
   }
   return work;
 }
@@ -256,7 +257,9 @@ WorkPtr MonitoredGroup::start_message(
       on_rank_text(*this), ". Call it once for each.");
   auto& backend = *serving(tensors[0].device().type()).backend;
   RECORD_FUNCTION(dispatcher_name, std::vector<c10::IValue>{tensors[0]});
-  return watched_message(start(backend), tensors);
+  return watched(
+      start(backend), describe_call(Kind::Message, tensors), tensors[0].device().type(),
+      /*is_single_message=*/true);
 }
 
 WorkPtr MonitoredGroup::send(Tensors& t, int dst, int tag) {

@@ -85,6 +85,9 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   stream_devices_ = find_stream_devices(*this);
   setup.has_streams = !stream_devices_.empty();
   setup.reports_results = report_results(*this, stream_devices_);
+  setup.serializes_messages = recipe_.device_id && any_of(stream_devices_, [this](auto device) {
+                                return backend_name(device) == "nccl";
+                              });
   setup.calls = calls_;
   setup.group_name = getGroupName();
   setup.coordinate = recipe_.coordinate;

@@ -107,7 +107,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
 
   WorkPtr run(Collective collective) override;
   WorkPtr barrier(const c10d::BarrierOptions& o) override;
-  /// Has the monitor watch a message, or a batch of them, and returns it.
+  /// Has the monitor watch a batch of messages, and returns it.
   ///
   /// \param tensors  not empty; describes it.
   WorkPtr watched_message(WorkPtr work, const Tensors& tensors);
@@ -123,7 +123,9 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   WorkPtr start_message(
       const char* dispatcher_name, const Tensors& tensors,
       c10::function_ref<WorkPtr(c10d::Backend&)> start);
-  WorkPtr watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device);
+  WorkPtr watched(
+      WorkPtr work, const CollectiveCall& call, c10::DeviceType device,
+      bool is_single_message = false);
   void finish();
   void finish_on_device();
   void abort_on_device();

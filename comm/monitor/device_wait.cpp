@@ -36,26 +36,31 @@ Result result_of(const DeviceWorks::Entry& entry) {
   return static_cast<Result>(entry.result->constValue().toInt());
 }
 
-constexpr std::chrono::milliseconds kDeviceLookEvery{500};
+// How many ends tell the pace: some minutes of short steps, after which a long pause is forgotten.
+constexpr size_t kEndsKept = 256;
+// The first steps of a job, before its pace is known, seldom take longer.
+constexpr milliseconds kLeastPatience{5000};
+constexpr int kPartOfTimeout = 10;
 
 using WatchedGroups = std::vector<std::weak_ptr<GroupMonitor>>;
 
 // Removes the groups that have nothing to look at.
-void look_at_devices(WatchedGroups& groups, Clock::time_point& last_end) {
+void look_at_devices(WatchedGroups& groups, DevicePace& pace, Clock::time_point now) {
   const auto is_done = [&](const std::weak_ptr<GroupMonitor>& group) {
     const auto alive = group.lock();
-    return !alive || !alive->look_at_device(last_end);
+    return !alive || !alive->look_at_device(pace, now);
   };
   groups.erase(std::remove_if(groups.begin(), groups.end(), is_done), groups.end());
 }
 
 }  // namespace
 
-bool DeviceWorks::add(c10d::Work& work, const CollectiveCall& call) {
+bool DeviceWorks::add(
+    c10d::Work& work, const CollectiveCall& call, Clock::time_point now, bool is_single_message) {
   auto result = work.getFutureResult();
   if (!result) return false;
   const std::lock_guard lock(mutex_);
-  entries_.push_back({++added_, call, Clock::now(), std::move(result)});
+  entries_.push_back({++added_, call, now, std::move(result), is_single_message});
   return !std::exchange(is_watched_, true);
 }
 
@@ -64,7 +69,7 @@ DeviceWorks::State DeviceWorks::look() {
   const std::lock_guard lock(mutex_);
   const auto has_ended = [&](const Entry& entry) {
     if (!entry.result->completed()) return false;
-    state.any_ended = true;
+    if (!state.ended) state.ended = entry.since;
     if (!state.failed && result_of(entry) != Result::SUCCESS) state.failed = entry;
     return true;
   };
@@ -81,9 +86,35 @@ bool DeviceWorks::has_pending() {
   });
 }
 
-milliseconds idle_time(
-    Clock::time_point started, Clock::time_point last_end, Clock::time_point now) {
-  return std::chrono::duration_cast<milliseconds>(now - std::max(started, last_end));
+bool DeviceWorks::has_single_message() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return entry.is_single_message && !entry.result->completed();
+  });
+}
+
+void DevicePace::add_end(Clock::time_point started, Clock::time_point now) {
+  const auto waited = idle_time(started, now);
+  const std::lock_guard lock(mutex_);
+  last_end_ = now;
+  waits_.push_back(waited);
+  if (waits_.size() > kEndsKept) waits_.pop_front();
+}
+
+milliseconds DevicePace::idle_time(Clock::time_point started, Clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  return std::chrono::duration_cast<milliseconds>(now - std::max(started, last_end_));
+}
+
+milliseconds DevicePace::expected(milliseconds timeout) const {
+  const std::lock_guard lock(mutex_);
+  if (waits_.empty()) return milliseconds(0);
+  return std::min(2 * *std::max_element(waits_.begin(), waits_.end()), timeout / kPartOfTimeout);
+}
+
+milliseconds DevicePace::patience(milliseconds timeout) const {
+  const auto at_least = std::min(kLeastPatience, timeout / kPartOfTimeout);
+  return std::max({expected(timeout), at_least, kWaitSlice});
 }
 
 const char* describe_end(const DeviceWorks::Entry& failed) {
@@ -95,9 +126,16 @@ struct DeviceWatch::State {
   std::condition_variable changed;
   WatchedGroups added;
   bool stops = false;
+  // Set once, or with a lock of its own.
+  milliseconds look_every{0};
+  std::function<Clock::time_point()> now;
+  DevicePace pace;
 };
 
-DeviceWatch::DeviceWatch() : state_(std::make_shared<State>()) {
+DeviceWatch::DeviceWatch(milliseconds look_every, std::function<Clock::time_point()> now)
+    : state_(std::make_shared<State>()) {
+  state_->look_every = look_every;
+  state_->now = std::move(now);
   thread_ = start_thread([state = state_] { run(*state); });
 }
 
@@ -122,15 +160,16 @@ void DeviceWatch::add(const std::weak_ptr<GroupMonitor>& group) {
   state_->changed.notify_all();
 }
 
+const DevicePace& DeviceWatch::pace() const { return state_->pace; }
+
 void DeviceWatch::run(State& state) {
   WatchedGroups groups;
-  Clock::time_point last_end{};  // of a collective of the job, as it was seen
   std::unique_lock lock(state.mutex);
   while (true) {
     if (groups.empty()) {
       state.changed.wait(lock, [&] { return state.stops || !state.added.empty(); });
     } else {
-      state.changed.wait_for(lock, kDeviceLookEvery, [&] { return state.stops; });
+      state.changed.wait_for(lock, state.look_every, [&] { return state.stops; });
     }
     if (state.stops) return;
     groups.insert(
@@ -138,27 +177,29 @@ void DeviceWatch::run(State& state) {
         std::make_move_iterator(state.added.end()));
     state.added.clear();
     lock.unlock();
-    look_at_devices(groups, last_end);
+    look_at_devices(groups, state.pace, state.now());
     lock.lock();
   }
 }
 
-GroupMonitor::DeviceWait::DeviceWait(GroupMonitor& monitor, const DeviceWorks::Entry& entry)
+GroupMonitor::DeviceWait::DeviceWait(
+    GroupMonitor& monitor, const DeviceWorks::Entry& entry, milliseconds waited)
     : number(entry.number),
       call(entry.call),
       where([what = to_text(entry.call.kind)] { return std::string(what); }),
-      late(monitor, where, peers_of(call), nullptr) {}
+      late(monitor, where, peers_of(call), nullptr, waited) {}
 
-void GroupMonitor::watch(c10d::Work& work, const CollectiveCall& call) {
+void GroupMonitor::watch(c10d::Work& work, const CollectiveCall& call, bool is_single_message) {
   if (!setup_.reports_results || !is_watching()) return;
   const auto self = weak_from_this();
-  if (device_works_->add(work, call)) setup_.job->device_watch().add(self);
+  auto& job = *setup_.job;
+  if (device_works_->add(work, call, job.now(), is_single_message)) job.device_watch().add(self);
 }
 
-bool GroupMonitor::look_at_device(Clock::time_point& last_end) noexcept {
+bool GroupMonitor::look_at_device(DevicePace& pace, Clock::time_point now) noexcept {
   try {
     const auto state = device_works_->look();
-    if (state.any_ended) last_end = Clock::now();
+    if (state.ended) pace.add_end(*state.ended, now);
     if (aborted()) {
       device_wait_.reset();
       return false;
@@ -171,11 +212,12 @@ bool GroupMonitor::look_at_device(Clock::time_point& last_end) noexcept {
       device_wait_.reset();
     }
     if (!state.oldest) return false;
-    if (idle_time(state.oldest->since, last_end, Clock::now()) < kWaitSlice) {
+    const auto idle = pace.idle_time(state.oldest->since, now);
+    if (idle < pace.patience(setup_.timeout)) {
       device_wait_.reset();
       return true;
     }
-    if (!device_wait_) device_wait_ = std::make_unique<DeviceWait>(*this, *state.oldest);
+    if (!device_wait_) device_wait_ = std::make_unique<DeviceWait>(*this, *state.oldest, idle);
     device_wait_->late.check_group([&](milliseconds at_most) {
       std::this_thread::sleep_for(at_most);
       return state.oldest->result->completed();  // the next look takes it
@@ -186,6 +228,23 @@ bool GroupMonitor::look_at_device(Clock::time_point& last_end) noexcept {
     device_wait_.reset();
     return false;
   }
+}
+
+/// Polls for as long as the device may take, so that a host that waits for it sends nothing.
+///
+/// \return  whether it is over.
+bool GroupMonitor::poll_at_pace(
+    c10::function_ref<bool()> is_over, std::chrono::microseconds poll_every) {
+  if (!setup_.reports_results || !is_watching() || !device_works_->has_pending()) return false;
+  auto& job = *setup_.job;
+  const auto& pace = job.device_watch().pace();
+  const auto begin = job.now();
+  while (!is_over()) {
+    check();
+    if (pace.idle_time(begin, job.now()) >= pace.expected(setup_.timeout)) return false;
+    std::this_thread::sleep_for(poll_every);
+  }
+  return true;
 }
 
 void GroupMonitor::wait_for_device(WaitPoint where) {

@@ -6,6 +6,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
 
+#include "monitor/device_wait.h"
 #include "monitor/failure_records.h"
 #include "monitor/job_monitor.h"
 #include "monitor/late_wait.h"
@@ -163,6 +164,15 @@ std::string GroupMonitor::describe_silent_ranks() const {
       is_one ? "its host is down, or the network to it" : "their hosts are down, or the network");
 }
 
+/// The remedy for a message that waits for a later call of another rank; "" if none is on its way.
+std::string GroupMonitor::advice_for_order() const {
+  if (!setup_.serializes_messages || !device_works_->has_single_message()) return "";
+  return ". The group has device_id, so NCCL runs each send and recv after the calls before it, "
+         "and "
+         "before those after it: start those that wait for each other with batch_isend_irecv, or "
+         "leave device_id out";
+}
+
 /// Returns the text of this rank's failure: the failure that another rank recorded before, or
 /// `what` with the state of the peers. Waits a while for the former, since a failing rank may
 /// be about to record it.
@@ -194,7 +204,7 @@ std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint wh
     }
     if (!silent.empty()) return ddp::str(what, "; ", silent, describe_silent_ranks());
     if (!job.store() || Clock::now() >= end)
-      return add_arrivals(what, where()) + describe_silent_ranks();
+      return add_arrivals(what, where()) + describe_silent_ranks() + advice_for_order();
     std::this_thread::sleep_for(kCheckInterval);
   }
 }

@@ -108,6 +108,7 @@ void GroupMonitor::wait_until(
 
 void GroupMonitor::poll(
     c10::function_ref<bool()> is_over, WaitPoint where, Peers peers, const c10d::Work* work) {
+  if (poll_at_pace(is_over, kPollEvery)) return check();
   wait_until(
       [&](milliseconds at_most) {
         const auto end = Clock::now() + at_most;

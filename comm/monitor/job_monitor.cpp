@@ -86,7 +86,7 @@ StoreExecutor& JobMonitor::executor() {
 
 DeviceWatch& JobMonitor::device_watch() {
   const std::lock_guard lock(mutex_);
-  if (!device_watch_) device_watch_ = std::make_unique<DeviceWatch>();
+  if (!device_watch_) device_watch_ = std::make_unique<DeviceWatch>(setup_.look_every, setup_.now);
   return *device_watch_;
 }
 

@@ -74,6 +74,9 @@ class JobMonitor {
     std::shared_ptr<LivenessSocket> liveness = {};
     std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
     GenerationOfJob generation = {};
+    /// The DeviceWatch looks so often, and takes the time from here: tests let it pass.
+    std::chrono::milliseconds look_every{500};
+    std::function<monitor::Clock::time_point()> now = &monitor::Clock::now;
   };
   /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
   ///
@@ -94,6 +97,7 @@ class JobMonitor {
   LateWaits& late_waits() { return *late_waits_; }
   /// Made when it is first needed.
   DeviceWatch& device_watch();
+  monitor::Clock::time_point now() const { return setup_.now(); }
   /// Has the store's thread write this rank's report, if its late waits changed.
   void publish_waits();
   /// Whether this is a rank of the job: a process that it forked is not.

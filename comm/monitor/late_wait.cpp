@@ -61,20 +61,24 @@ std::optional<AwaitedCall> GroupMonitor::awaited_call(
 }
 
 /// \param work  the handle that is waited for; null: unknown.
-uint64_t GroupMonitor::begin_late_wait(const std::string& where, const c10d::Work* work) {
+/// \param late_for  how long ago it could have been reported.
+uint64_t GroupMonitor::begin_late_wait(
+    const std::string& where, const c10d::Work* work, milliseconds late_for) {
   const auto steps = shared_steps();
   return setup_.job->late_waits().begin(
       {setup_.key, where, count_steps(), awaited_call(where, work), setup_.group_name,
-       steps.empty() ? StepsText() : steps.front()->text()});
+       steps.empty() ? StepsText() : steps.front()->text()},
+      late_for);
 }
 
 GroupMonitor::LateWait::LateWait(
-    GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work)
+    GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work,
+    milliseconds waited)
     : monitor_(monitor),
       where_(where),
       peers_(peers),
       work_(work),
-      begin_(Clock::now() - kWaitSlice),
+      begin_(Clock::now() - waited),
       next_probe_(kFirstReport) {}
 
 GroupMonitor::LateWait::~LateWait() {
@@ -90,9 +94,11 @@ GroupMonitor::LateWait::~LateWait() {
 
 bool GroupMonitor::LateWait::check_group(c10::function_ref<bool(milliseconds)> wait) {
   monitor_.check();
-  const auto waited = Clock::now() - begin_;
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - begin_);
   const bool is_due = waited >= next_probe_;
-  if (is_due && !reported_) reported_ = monitor_.begin_late_wait(where_(), work_);
+  if (is_due && !reported_) {
+    reported_ = monitor_.begin_late_wait(where_(), work_, waited - kFirstReport);
+  }
   auto& job = *monitor_.setup_.job;
   if (const auto failure = job.request_failure(kAnswerTimeout)) {
     if (wait(kFailedGrace)) return true;
@@ -115,7 +121,7 @@ bool GroupMonitor::LateWait::check_group(c10::function_ref<bool(milliseconds)> w
         failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
   } else {
     gone_ = gone;
-    next_probe_ = std::chrono::duration_cast<milliseconds>(waited) + kGoneGrace;
+    next_probe_ = waited + kGoneGrace;
   }
   return false;
 }

@@ -20,10 +20,13 @@ inline constexpr milliseconds kFirstReport{2000};
 
 }  // namespace monitor
 
-/// A wait that has lasted longer than kWaitSlice.
+/// A wait that is late: on the host, after kWaitSlice.
 class GroupMonitor::LateWait {
  public:
-  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work);
+  /// \param waited  for how long it has lasted.
+  LateWait(
+      GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work,
+      monitor::milliseconds waited = monitor::kWaitSlice);
   ~LateWait();
   C10_DISABLE_COPY_AND_ASSIGN(LateWait);
 

@@ -56,9 +56,9 @@ void LateWaits::add_group(
   groups_[key] = {calls, std::move(job_ranks)};
 }
 
-uint64_t LateWaits::begin(Wait wait) {
+uint64_t LateWaits::begin(Wait wait, std::chrono::milliseconds late_for) {
   const std::lock_guard lock(mutex_);
-  waits_[++waits_begun_] = {std::move(wait), std::this_thread::get_id(), Clock::now()};
+  waits_[++waits_begun_] = {std::move(wait), std::this_thread::get_id(), Clock::now() - late_for};
   next_look_ = {};
   return waits_begun_;
 }

@@ -57,7 +57,9 @@ class LateWaits {
       std::vector<int> job_ranks);
 
   /// Adds a wait of this thread. \return its number, for end().
-  uint64_t begin(Wait wait);
+  ///
+  /// \param late_for  how long ago that could have been, for reported_for().
+  uint64_t begin(Wait wait, std::chrono::milliseconds late_for = {});
   /// To be called before the thread goes on.
   void end(uint64_t number);
   /// For how long the first wait of this thread that has not ended has been in its list; 0: none.

@@ -14,11 +14,11 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/side_stream.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "sharded/block_pool.h"
-#include "sharded/copies/side_streams.h"
 
 namespace ddp {
 namespace {

@@ -10,9 +10,9 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/side_stream.h>
 
 #include "sharded/block_pool.h"
-#include "sharded/copies/side_streams.h"
 
 namespace ddp {
 namespace {

@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "support/warnings.h"
+
 #include "support/catch.h"
 
 using ddp::choose_gpu;
@@ -37,6 +39,28 @@ std::vector<std::string> ask_all(
   std::vector<std::string> answers;
   for (auto& future : futures) answers.push_back(future.get());
   return answers;
+}
+
+/// Of rank 0, on its thread.
+std::vector<std::string> warnings_of_first(const std::vector<GpuAssignment>& gpus) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const int size = static_cast<int>(gpus.size());
+  std::vector<std::future<std::vector<std::string>>> futures;
+  for (int rank = 0; rank < size; ++rank) {
+    futures.push_back(std::async(std::launch::async, [=] {
+      const ddp::testing::Warnings warnings;
+      const ddp::StartupBarrier barrier{
+          store, rank, size, ddp::Deadline(std::chrono::seconds(20)), "test"};
+      c10d::PrefixStore votes("votes", store);
+      ddp::all_have_gpus(barrier, votes, gpus[rank], "");
+      return warnings.texts;
+    }));
+  }
+  std::vector<std::string> texts;
+  for (auto& future : futures) {
+    for (auto& text : future.get()) texts.push_back(std::move(text));
+  }
+  return texts;
 }
 
 const GpuAssignment kFirst{"", 0, "GPU 1 of host a"};
@@ -78,6 +102,27 @@ TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]
   CHECK(ask_all({kFirst, kNone, kSecond}, "") == Answers(3, "no"));
   CHECK(ask_all({kFirst, kFirst}, "") == Answers(2, "no"));
   CHECK(ask_all({kFirst, kSecond}, "nccl") == Answers(2, "yes"));
+}
+
+TEST_CASE("where only some ranks have a GPU, a warning names one without", "[comm][pure][once]") {
+  CHECK(ddp::describe_gpus_for_some(0, 4, "").empty());
+  CHECK(ddp::describe_gpus_for_some(4, 4, "rank 0 on a has none").empty());
+  CHECK(ddp::describe_gpus_for_some(1, 1, "rank 0 on a has none").empty());
+  CHECK_THAT(
+      ddp::describe_gpus_for_some(1, 64, "rank 7 on node3: it sees none"),
+      ContainsText("1 of 64 ranks has no GPU of its own") &&
+          ContainsText("rank 7 on node3: it sees none. ") && ContainsText("backend(\"nccl\")"));
+}
+
+TEST_CASE("rank 0 warns of a rank without a GPU", "[comm][ranks][once]") {
+  CHECK(warnings_of_first({kFirst, kSecond}).empty());
+  CHECK(warnings_of_first({kNone, kNone}).empty());
+  const auto warnings = warnings_of_first({kFirst, kNone, kSecond});
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(
+      warnings[0], ContainsText("test: 1 of 3 ranks has no GPU") && ContainsText("rank 1 on ") &&
+                       ContainsText(kNone.why_not));
+  CHECK_THAT(warnings_of_first({kFirst, kFirst}).at(0), ContainsText("ranks 0 and 1"));
 }
 
 TEST_CASE(

@@ -255,7 +255,7 @@ inline std::shared_ptr<JobMonitor> job_like_nccl(const Rank& self) {
 inline c10::intrusive_ptr<MonitoredGroup> monitored_like_nccl(
     const c10::intrusive_ptr<LikeNccl>& backend, const Rank& self,
     const std::shared_ptr<JobMonitor>& job, const std::string& key = "",
-    milliseconds timeout = std::chrono::seconds(20)) {
+    milliseconds timeout = std::chrono::seconds(20), std::optional<c10::Device> device_id = {}) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("like NCCL" + key, self.store);
   const auto group = MonitoredGroup::make(store, self.rank, self.size);
   group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
@@ -263,6 +263,7 @@ inline c10::intrusive_ptr<MonitoredGroup> monitored_like_nccl(
   group->setGroupName("like NCCL" + key);
   GroupRecipe recipe;
   recipe.timeout = timeout;
+  recipe.device_id = device_id;
   for (int rank = 0; rank < self.size; ++rank) recipe.world_ranks.push_back(rank);
   recipe.job = job;
   group->start_monitor(recipe, key);

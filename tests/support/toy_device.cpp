@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -70,9 +71,10 @@ struct Memory final : c10::Allocator {
 
 struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    auto& device = Device::get();
+    TORCH_CHECK(device.has_pinned_memory, "out of pinned memory");
     void* const data = std::malloc(size + 1);
     spoil(data, size + 1);
-    auto& device = Device::get();
     const Lock lock(device.mutex);
     device.pinned.insert(data);
     return {data, data, &std::free, c10::Device(at::kCPU)};
@@ -92,6 +94,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
+  // No operation takes numbers from it.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    static const auto generator = at::detail::createCPUGenerator();
+    return generator;
+  }
   bool isPinnedPtr(const void* data) const override {
     auto& device = Device::get();
     const Lock lock(device.mutex);
@@ -254,7 +261,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   if (between) {
     const auto& host = is_toy(from) ? to : from;
     device.copies.push_back(
-        {stream.second, device.pinned.count(host.data_ptr()) > 0, non_blocking});
+        {stream.second, device.pinned.count(host.storage().data()) > 0, non_blocking});
   }
   device.push(stream, [source = host_view(from), target = host_view(to)] {
     const at::NoGradGuard no_grad;

@@ -72,6 +72,7 @@ struct Device {
   std::vector<c10::StreamId> waits;                    // the streams that waited for an event
   std::set<std::pair<void*, c10::StreamId>> recorded;  // by record_stream
   std::set<const void*> pinned;
+  std::atomic<bool> has_pinned_memory{true};  // else its allocation throws
   int events = 0;
   std::atomic<int> host_waits{0};  // synchronizations, and copies that block
   std::atomic<int> polls{0};       // of the echo's collectives

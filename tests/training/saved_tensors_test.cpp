@@ -32,7 +32,7 @@ struct Counts {
       ++packed;
       const std::shared_ptr<void> living(nullptr, [this](void*) { --alive; });
       ++alive;
-      return [this, living, copied = ddp::copy_to_host(tensor)] {
+      return [this, living, copied = ddp::CopiesToHost().add(tensor)] {
         ++unpacked;
         return copied();
       };
@@ -290,7 +290,7 @@ TEST_CASE("host copies have the values and strides", "[saved][once]") {
   for (const auto& tensor :
        {x, x.t(), x.narrow(1, 1, 3), x[0].expand({3, 6}), x.to(torch::kBool),
         torch::empty({0, 3})}) {
-    const auto unpack = ddp::copy_to_host(tensor);
+    const auto unpack = ddp::CopiesToHost().add(tensor);
     const auto back = unpack();
     CHECK(torch::equal(back, tensor));
     CHECK_FALSE(back.is_alias_of(tensor));

@@ -16,6 +16,7 @@ bool moves(const at::Tensor& tensor) {
 struct save_on_host::Impl {
   // The hooks end before the counts do, and are called on this thread alone.
   Stats stats;
+  CopiesToHost copies;
   const SavedTensorHooks hooks{[this](const at::Tensor& tensor) {
     if (!moves(tensor)) {
       ++stats.kept;
@@ -23,7 +24,7 @@ struct save_on_host::Impl {
     }
     ++stats.copied;
     stats.bytes += static_cast<int64_t>(tensor.numel()) * tensor.element_size();
-    return copy_to_host(tensor);
+    return copies.add(tensor);
   }};
 };
 

@@ -8,9 +8,11 @@
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <ddp/internal/autograd_engine.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/side_stream.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -59,11 +61,8 @@ at::Tensor memory_like(const at::Tensor& tensor, const at::TensorOptions& option
              : at::empty(tensor.sizes(), options);
 }
 
-struct HostCopy {
-  at::Tensor values;  // on the host
-  c10::Device device;
-  std::optional<c10::Event> arrived;
-};
+// A stream of copies has the next ones queued while one runs; each more keeps a tensor's memory.
+constexpr size_t kMostCopying = 4;
 
 }  // namespace
 
@@ -99,17 +98,41 @@ bool can_be_replaced(const at::Tensor& tensor) {
          !(base.is_leaf() && base.requires_grad());
 }
 
-UnpackFunction copy_to_host(const at::Tensor& tensor) {
+struct CopiesToHost::HostCopy {
+  at::Tensor values;  // on the host
+  c10::Device device;
+  std::optional<c10::Event> arrived;
+};
+
+CopiesToHost::~CopiesToHost() {
+  for (const auto& one : copying_) one.tensor.record_stream(one.by);
+}
+
+void CopiesToHost::begin_copy(const at::Tensor& tensor, const std::shared_ptr<HostCopy>& copy) {
+  record_use(tensor);
+  const auto from = current_stream_of(copy->device);
+  const auto by = side_stream_after_current(copy->device, SideStream::Downloads);
+  const c10::StreamGuard guard(by);
+  copy->values.copy_(tensor, /*non_blocking=*/true);
+  copy->arrived.emplace(copy->device.type());
+  copy->arrived->record(by);
+  copying_.push_back({tensor.detach(), copy, from, by});
+  if (copying_.size() <= kMostCopying) return;
+  // From then on its memory is the saving stream's again.
+  copying_.front().copy->arrived->block(copying_.front().from);
+  copying_.pop_front();
+}
+
+UnpackFunction CopiesToHost::add(const at::Tensor& tensor) {
   const auto device = tensor.device();
   const bool is_accelerator = !device.is_cpu();
   auto copy = std::make_shared<HostCopy>(HostCopy{
       memory_like(tensor, tensor.options().device(at::kCPU).pinned_memory(is_accelerator)), device,
       std::nullopt});
-  copy->values.copy_(tensor, /*non_blocking=*/is_accelerator);
   if (is_accelerator) {
-    record_use(tensor);
-    copy->arrived.emplace(device.type());
-    copy->arrived->record(current_stream_of(device));
+    begin_copy(tensor, copy);
+  } else {
+    copy->values.copy_(tensor);
   }
   return [copy] {
     if (copy->arrived) copy->arrived->block(current_stream_of(copy->device));

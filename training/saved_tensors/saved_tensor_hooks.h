@@ -1,9 +1,12 @@
 // How autograd keeps the tensors that operations save for backward.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 namespace ddp {
 
@@ -42,10 +45,34 @@ UnpackFunction keep_as_it_is(const at::Tensor& tensor);
 /// requires a gradient, whose memory is in use anyway.
 bool can_be_replaced(const at::Tensor& tensor);
 
-/// Copies a dense tensor to the host, and back to its device when it is unpacked.
+/// Copies dense tensors to the host, and back to their devices when they are unpacked.
 ///
-/// From an accelerator: to pinned memory, on the current stream, without waiting. Whatever stream
-/// unpacks waits for that copy.
-UnpackFunction copy_to_host(const at::Tensor& tensor);
+/// From an accelerator: to pinned memory, on a stream of its own beside the current one, which goes
+/// on. Whatever stream unpacks waits for that copy. Where the copies are slower than what saves,
+/// the current stream waits for the copy before the last few, so that the device's memory has no
+/// more than these.
+///
+/// Threads: one.
+class CopiesToHost {
+ public:
+  CopiesToHost() = default;
+  /// Blocks: no. The tensors' memory stays until they are copied.
+  ~CopiesToHost();
+  C10_DISABLE_COPY_AND_ASSIGN(CopiesToHost);
+
+  UnpackFunction add(const at::Tensor& tensor);
+
+ private:
+  struct HostCopy;
+  struct Copying {
+    at::Tensor tensor;
+    std::shared_ptr<const HostCopy> copy;
+    c10::Stream from, by;  // the stream that saved it, and the one that copies
+  };
+
+  void begin_copy(const at::Tensor& tensor, const std::shared_ptr<HostCopy>& copy);
+
+  std::deque<Copying> copying_;  // the oldest first
+};
 
 }  // namespace ddp

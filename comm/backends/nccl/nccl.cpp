@@ -34,6 +34,9 @@ void keep_process_alive() {
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", kOverwrite);
   // A CUDA error in the watchdog: the program's next call of CUDA throws it as well.
   c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", kOverwrite);
+  // A thread ends the process where the watchdog hangs for eight minutes, as in an abort that a
+  // kernel holds up. By then the program has caught the error.
+  c10::utils::set_env("TORCH_NCCL_ENABLE_MONITORING", "0", kOverwrite);
 }
 
 // Options holds an ncclConfig_t, whose size differs between releases of NCCL.

@@ -3,8 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/current_stream.h>
-
-#include "sharded/copies/side_streams.h"
+#include <ddp/internal/side_stream.h>
 
 namespace ddp {
 at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype) {

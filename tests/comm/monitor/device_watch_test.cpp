@@ -110,14 +110,38 @@ TEST_CASE(
   CHECK_THAT(errors[0], ContainsText("all_reduce") && ContainsText("timed out after 1000 ms"));
 }
 
-TEST_CASE("a host that runs ahead of its device is not late", "[pure]") {
-  const Clock::time_point now = Clock::now();
-  const auto ago = [&](int s) { return now - seconds(s); };
-  CHECK(
-      idle_time(ago(9), Clock::time_point(), now) ==
-      seconds(9));                                      // nothing of the job has ended yet
-  CHECK(idle_time(ago(9), ago(2), now) == seconds(2));  // the device was busy with another
-  CHECK(idle_time(ago(2), ago(9), now) == seconds(2));
+TEST_CASE("a message that NCCL runs in the order of calls has a text", "[ranks][device][errors]") {
+  const bool has_device_id = GENERATE(false, true);
+  const bool is_batch = GENERATE(false, true);
+  const auto errors = run_ranks<std::string>(
+      2,
+      [&](const Rank& self) -> std::string {
+        const auto backend = like_nccl(self);
+        backend->on_stream = true;
+        const auto group = monitored_like_nccl(
+            backend, self, job_like_nccl(self), "", seconds(1),
+            has_device_id ? std::optional(c10::Device(at::kCUDA, 0)) : std::nullopt);
+        if (self.rank == 1) {
+          self.wait_until_others_end();
+          return "";
+        }
+        auto to = torch::zeros({1});
+        if (is_batch) {
+          batch_isend_irecv({P2POp::recv(to, 1)}, group);
+        } else {
+          recv_async(to, 1, 0, group);
+        }
+        backend->synchronize_device();
+        return error_of<c10::DistBackendError>([&] { start_sum(group); });
+      },
+      kShortTimeout);
+  CHECK_THAT(errors[0], ContainsText("timed out after 1000 ms"));
+  const auto advice = ContainsText("start those that wait for each other with batch_isend_irecv");
+  if (has_device_id && !is_batch) {
+    CHECK_THAT(errors[0], advice);
+  } else {
+    CHECK_THAT(errors[0], !advice);
+  }
 }
 
 TEST_CASE("a process can wait for aborts that still run", "[pure]") {

@@ -17,10 +17,12 @@ namespace ddp {
 ///     }
 ///     loss.backward();  // copies each tensor back when its operation needs it
 ///
-/// Tensors on accelerators are copied to pinned memory, on the current stream and without waiting,
-/// and back in backward: forward's memory on the device is that of what is in use. Gradients are to
-/// the bit what they are without. Stay where they are: tensors on the CPU, parameters (and other
-/// leaves that require gradients), and what is not dense. As Python's
+/// Tensors on accelerators are copied to pinned memory beside forward, on a stream of their own,
+/// and back in backward, on the stream that needs them. The host waits for neither. Forward's
+/// memory on the device is that of what is in use, and of at most the last four tensors saved,
+/// which may still be on their way: where copies take longer than forward, its stream waits for
+/// them. Gradients are to the bit what they are without. Stay where they are: tensors on the CPU,
+/// parameters (and other leaves that require gradients), and what is not dense. As Python's
 /// torch.autograd.graph.save_on_cpu with pin_memory, which copies parameters as well.
 ///
 /// A tensor that several operations save is copied for each. One that was copied may be changed in
@@ -29,7 +31,8 @@ namespace ddp {
 /// Guards nest; the innermost counts. Backward may run after the guard, on any thread, and twice
 /// with retain_graph. What backward itself saves (create_graph) is kept on the host inside a guard.
 ///
-/// On a GPU it has not been run since a fault was mended that a run there had found.
+/// On a GPU it has not been run since a fault was mended that a run there had found, nor with its
+/// copies on a stream of their own.
 ///
 /// Threads: a guard is its thread's: destroy it there, in the reverse order. The first one of the
 /// process installs an autograd engine of ours, which hands passes to LibTorch's: make it before

@@ -51,6 +51,7 @@ class SharedSteps {
 
 class CallHistory;
 struct CollectiveCall;
+class DevicePace;
 class DeviceWorks;
 struct FlightRecord;
 class JobMonitor;
@@ -96,7 +97,10 @@ class AgreedError : public c10::Error {
 /// stopped, waits end with their timeout, and the text names the rank that does not answer.
 ///
 /// Where only a stream waits for a collective, no thread of the program waits here. The job's
-/// DeviceWatch does so for it, while such a collective has not ended.
+/// DeviceWatch does so for it, while such a collective has not ended. It sends nothing before the
+/// device has ended no collective for five seconds, or for twice as long as between those before,
+/// and at most a tenth of the timeout. A host that polls for the device waits so, too, once its
+/// pace is known.
 ///
 /// Texts name ranks by their number in the job.
 ///
@@ -125,6 +129,9 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
     bool has_streams = false;
     /// Whether the watchdog of that backend completes getFutureResult() of its works.
     bool reports_results = false;
+    /// Whether it runs single messages in the order of the calls, after the collectives before
+    /// them: NCCL does where the group has device_id.
+    bool serializes_messages = false;
   };
 
   explicit GroupMonitor(Setup setup);
@@ -154,17 +161,16 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
 
   /// Has the job's DeviceWatch look at a collective that has started on a device, until it ends.
   /// Only where the backend reports results, and not in a capture, which starts nothing.
-  void watch(c10d::Work& work, const CollectiveCall& call);
+  ///
+  /// \param is_single_message  not of a batch.
+  void watch(c10d::Work& work, const CollectiveCall& call, bool is_single_message = false);
 
   /// Looks for collectives of watch() that do not end, as a late wait does, and for those that the
   /// backend has ended itself: with an error, or after its timeout. Only the DeviceWatch calls it.
   ///
-  /// A host runs ahead of its device, so a collective may be old that could not begin yet. It
-  /// counts as late from the end of another one of the job.
-  ///
-  /// \param last_end  of a collective of the job, as it was seen; updated.
+  /// \param pace  of the device; updated. Nothing is sent while the device keeps it.
   /// \return  whether there is something to look at.
-  bool look_at_device(std::chrono::steady_clock::time_point& last_end) noexcept;
+  bool look_at_device(DevicePace& pace, std::chrono::steady_clock::time_point now) noexcept;
 
   /// Waits on the host until the collectives of watch() have ended.
   ///
@@ -236,7 +242,9 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
 
   bool is_watching() const;
   std::vector<int> job_ranks() const;
-  uint64_t begin_late_wait(const std::string& where, const c10d::Work* work);
+  uint64_t begin_late_wait(
+      const std::string& where, const c10d::Work* work, std::chrono::milliseconds late_for = {});
+  bool poll_at_pace(c10::function_ref<bool()> is_over, std::chrono::microseconds poll_every);
   std::optional<AwaitedCall> awaited_call(const std::string& where, const c10d::Work* work) const;
   std::vector<RankReport> waiting_ranks();
   std::string describe_uneven_steps(const std::vector<RankReport>& waiting) const;
@@ -247,6 +255,7 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
   std::vector<int> blamed_ranks();
   std::string errors_of(const std::vector<int>& ranks);
   std::string describe_silent_ranks() const;
+  std::string advice_for_order() const;
   std::string describe_failure(const std::string& what, WaitPoint where);
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);

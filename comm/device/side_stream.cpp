@@ -1,8 +1,8 @@
-#include "sharded/copies/side_streams.h"
+#include <ddp/internal/side_stream.h>
 
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -13,9 +13,10 @@ namespace {
 
 c10::Stream side_stream(c10::Device device, SideStream which) {
   static std::mutex mutex;
-  static auto* const streams = new std::map<std::pair<c10::DeviceIndex, SideStream>, c10::Stream>;
+  static auto* const streams =
+      new std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, SideStream>, c10::Stream>;
   const std::lock_guard lock(mutex);
-  const std::pair key(device.index(), which);
+  const std::tuple key(device.type(), device.index(), which);
   auto known = streams->find(key);
   if (known == streams->end()) {
     const c10::impl::VirtualGuardImpl backend(device.type());
@@ -24,16 +25,14 @@ c10::Stream side_stream(c10::Device device, SideStream which) {
   return known->second;
 }
 
-c10::Stream after_current(c10::Device device, const c10::Stream& stream) {
+}  // namespace
+
+c10::Stream side_stream_after_current(c10::Device device, SideStream which) {
+  const auto stream = side_stream(device, which);
   c10::Event before(device.type());
   before.record(current_stream_of(device));
   before.block(stream);
   return stream;
 }
-
-}  // namespace
-
-SideStreamGuard::SideStreamGuard(c10::Device device, SideStream stream)
-    : guard_(after_current(device, side_stream(device, stream))) {}
 
 }  // namespace ddp

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace ddp {
+
+/// Copies of tensors in host memory, each with a storage of its own and its elements only.
+///
+/// Tensors of devices are copied to pinned memory without a wait, in the order of their devices'
+/// current streams. They share blocks of it, which live as long as a copy in them. After that
+/// LibTorch's allocator of pinned memory keeps the blocks for the next copies: as much as the
+/// copies need that exist at a time. Where pinned memory is used up, pageable memory takes its
+/// place.
+///
+/// Threads: one.
+class TensorsOnHost {
+ public:
+  enum class Order { AsItLies, RowByRow };
+
+  TensorsOnHost() = default;
+  /// Waits for the copies, where an exception has left out wait().
+  ~TensorsOnHost();
+  C10_DISABLE_COPY_AND_ASSIGN(TensorsOnHost);
+
+  /// Begins to copy a dense tensor.
+  ///
+  /// \param order  AsItLies: with its strides where its elements have no gaps.
+  /// \return  which has its elements once wait() has returned.
+  at::Tensor copy(const at::Tensor& tensor, Order order);
+  /// Waits on the host, once for each device, for all copies before. Then the tensors may change.
+  void wait();
+
+ private:
+  struct Block {
+    at::Tensor bytes;
+    int64_t used = 0;
+  };
+  std::shared_ptr<Block> room_for(int64_t bytes);
+
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices_;  // with copies on their way
+};
+
+}  // namespace ddp
