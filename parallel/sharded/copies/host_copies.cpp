@@ -6,6 +6,7 @@
 #include <ddp/internal/side_stream.h>
 
 namespace ddp {
+
 at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::dtype(dtype).device(at::kCPU).pinned_memory(true));
 }
