@@ -22,6 +22,7 @@ if os.environ.get("RANK", "0") != "0":  # other ranks' warnings say the same as 
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from memory_sampler import MemorySampler, own_bytes
@@ -34,6 +35,7 @@ MODES = {
     "py_ddp_view": {"gradient_as_bucket_view": True},
     "py_ddp_unused": {"find_unused_parameters": True},
     "py_ddp_static": {"static_graph": True},
+    "py_ddp_hook": {},  # with allreduce_hook
 }
 LEARNING_RATE = 1e-3  # as in engine.cpp
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,6 +71,8 @@ class Contestant:
                 broadcast_buffers=not options.no_broadcast_buffers,
                 **MODES[mode],
             )
+            if mode == "py_ddp_hook":
+                self.net.register_comm_hook(None, allreduce_hook)
         self.optimizer = torch.optim.SGD(self.task.net.parameters(), lr=LEARNING_RATE)
         self.step_ms = []
         self.comm_ms = []

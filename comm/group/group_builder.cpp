@@ -317,6 +317,7 @@ ProcessGroup build_group(
       backend.empty() ? "the default backend" : "backend " + backend_claim(backend));
   if (!is_unknown) claim += claims_of(recipe.backends);
   if (splits_parent(recipe.nccl, recipe.device_id)) claim += ", groups that split";
+  if (const auto options = nccl_claim(recipe.nccl); !options.empty()) claim += ", " + options;
   auto startup = make_startup_point(met, deadline);
   std::string name;
   while (name.empty()) {

@@ -130,7 +130,10 @@ void BucketSet::pack_all() {
 }
 
 void BucketSet::release() {
-  for (auto& bucket : buckets_) bucket.release();
+  for (auto& bucket : buckets_) {
+    bucket.record_use();
+    bucket.release();
+  }
 }
 
 std::shared_ptr<void> BucketSet::use_gradient_memory() const {

@@ -9,6 +9,7 @@
 #include <ATen/record_function.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/light_work.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -182,7 +183,8 @@ void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
 void Reducer::Engine::wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
   if (!runs_ahead() || observers_.recorder.makes_host_wait()) return wait_for(*work, where);
   monitor_->wait_on_stream(*work, where);
-  pass_->works.push_back(work);
+  // Lazy buckets are freed at the end of this pass, and the next pass reads these.
+  pass_->works.push_back(without_tensors(work));
 }
 
 // Returns the error of the previous pass, whose status is due now where the host runs ahead of the

@@ -23,6 +23,10 @@ namespace {
 // Elements below which a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
+// From so many bytes on, a kernel of its own that multiplies while it copies costs a device less
+// than one more pass over the memory.
+constexpr size_t kOwnKernel = size_t{4} << 20;
+
 // A block of at least so many bytes is mostly evicted from the caches before it is read.
 constexpr size_t kStreamed = size_t{1} << 20;
 
@@ -169,7 +173,8 @@ void scale_in_place(const at::Tensor& t, double scale, FiniteCheck* check) {
 
 void ScaledCopies::copy(const at::Tensor& dst, const at::Tensor& src) {
   // One pair of other strides would make the whole list copy tensor by tensor.
-  if (when_ == When::AtOnce || !same_dense_layout(dst, src)) {
+  const bool has_own_kernel = scale_ != 1.0 && dst.nbytes() >= kOwnKernel;
+  if (when_ == When::AtOnce || has_own_kernel || !same_dense_layout(dst, src)) {
     return copy_scaled(dst, src, scale_, check_);
   }
   destinations_.push_back(dst);

@@ -36,8 +36,9 @@ void scale_in_place(const at::Tensor& t, double scale, FiniteCheck* check = null
 /// cache line that it overwrites.
 void streaming_copy(void* to, const void* from, size_t bytes);
 
-/// Many copies, times one scale: on the CPU each at once; on a device all together in finish(),
-/// with one kernel for many tensors instead of one for each.
+/// Many copies, times one scale: on the CPU each at once; on a device together in finish(), with
+/// one kernel for many tensors instead of one for each. A scale is a second kernel there, so copies
+/// of large tensors that have one are not made together.
 class ScaledCopies {
  public:
   enum class When { AtOnce, Together };

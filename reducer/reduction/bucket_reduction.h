@@ -44,7 +44,7 @@ class BucketReduction {
       const Bucket& bucket, size_t index, bool is_last, const std::optional<double>& scale) = 0;
 };
 
-/// Whether a collective may divide by the number of ranks itself. NCCL multiplies by 1 / ranks as a
+/// Whether a collective may divide by the number of ranks itself. It may multiply by 1 / ranks as a
 /// number of the tensors' dtype, which for bfloat16 and three ranks is 0.2 % off.
 bool averages_exactly(at::ScalarType dtype, int ranks);
 

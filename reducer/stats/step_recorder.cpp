@@ -5,7 +5,6 @@
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/optimizer_time.h>
@@ -107,13 +106,9 @@ void StepRecorder::note_done(
   if (!done.is_known()) done = Moment(device);
 }
 
-// A side stream waits for the bucket's collective alone.
+// Buckets end in the order in which they begin, so one side stream waits for all of them.
 void StepRecorder::note_done_beside(size_t bucket, c10d::Work& work) {
-  const c10::impl::VirtualGuardImpl streams(device_->type());
-  auto stream = streams.getStreamFromGlobalPool(*device_);
-  // The pool hands out its streams in turns, and the program may have this one from it.
-  if (stream == current_stream_of(*device_)) stream = streams.getStreamFromGlobalPool(*device_);
-  const c10::StreamGuard side(stream);
+  const c10::StreamGuard side(own_stream_of(*device_));
   work.synchronize();
   note_done(*sample_, bucket, device_);
 }

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/current_stream.h>
 
 namespace ddp {
 namespace {
@@ -31,12 +31,31 @@ TimesOfRanks read_times(const double* words, int ranks) {
   return times;
 }
 
-// Pinned host memory, which a device copies to and from without the host.
-at::Tensor staged_as(const at::Tensor& t) {
-  return at::empty(t.sizes(), at::dtype(t.scalar_type()).device(at::kCPU).pinned_memory(true));
+}  // namespace
+
+StatusAgreement::Staging::Staging(const at::Tensor& status)
+    : memory(at::empty(
+          status.sizes(), at::dtype(status.scalar_type()).device(at::kCPU).pinned_memory(true))),
+      arrived(status.device().type()) {}
+
+bool StatusAgreement::Staging::can_take(const at::Tensor& status) const {
+  const bool fits = memory.sizes() == status.sizes() && memory.dtype() == status.dtype() &&
+                    arrived.device_type() == status.device().type();
+  const bool is_of_device =
+      !arrived.was_marked_for_recording() || arrived.device_index() == status.device().index();
+  return fits && is_of_device && is_fetched && arrived.query();
 }
 
-}  // namespace
+// Another one takes the place of memory whose sum nobody fetched, as after an error, or read.
+StatusAgreement::Staging& StatusAgreement::next_staging() {
+  turn_ = 1 - turn_;
+  auto& staging = staging_[turn_];
+  if (!staging || staging.use_count() > 1 || !staging->can_take(storage_)) {
+    staging = std::make_shared<Staging>(storage_);
+  }
+  staging->is_fetched = false;
+  return *staging;
+}
 
 StatusAgreement::StatusAgreement(int rank, int ranks, size_t tracked, bool defers)
     : rank_(rank),
@@ -104,7 +123,7 @@ std::vector<Problem> StatusAgreement::write(
     }
   }
   const bool on_cpu = storage_.is_cpu();
-  const auto host = on_cpu ? storage_ : staged_as(storage_);
+  const auto host = on_cpu ? storage_ : next_staging().memory;
   const auto head = first_flag(ranks_);
   host.narrow(0, 0, head).copy_(at::from_blob(head_.data(), {head}, at::kFloat));
   if (tracked_ > 0) {
@@ -116,21 +135,20 @@ std::vector<Problem> StatusAgreement::write(
   return problems;
 }
 
-StatusAgreement::PendingSum StatusAgreement::fetch() const {
+StatusAgreement::PendingSum StatusAgreement::fetch() {
   if (storage_.is_cpu()) {
     return {storage_.to(at::kDouble, false, /*copy=*/true), ranks_};
   }
-  PendingSum pending(staged_as(storage_), ranks_);
-  pending.host_.copy_(storage_, /*non_blocking=*/true);
-  pending.event_.emplace(storage_.device().type());
-  const c10::impl::VirtualGuardImpl device(storage_.device().type());
-  pending.event_->record(device.getStream(storage_.device()));
-  return pending;
+  const auto& staging = staging_[turn_];
+  staging->memory.copy_(storage_, /*non_blocking=*/true);
+  staging->arrived.record(current_stream_of(storage_.device()));
+  staging->is_fetched = true;
+  return {staging->memory, ranks_, staging};
 }
 
 StatusAgreement::Sum StatusAgreement::PendingSum::read() const {
   // After is_ready() returned true there is nothing to wait for.
-  if (!is_ready()) event_->synchronize();
+  if (!is_ready()) staging_->arrived.synchronize();
   const auto host = host_.to(at::kDouble);
   const auto* words = host.const_data_ptr<double>();
   Sum sum;

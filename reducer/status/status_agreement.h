@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -37,20 +40,33 @@ class StatusAgreement {
     std::vector<char> unused;  // by parameter: no rank used it; empty where usage is not tracked
   };
 
+  /// Pinned host memory, which a device copies a status from, and its sum to, without the host.
+  struct Staging {
+    explicit Staging(const at::Tensor& status);
+
+    /// Whether the memory can take a status like `status`, as the device has done its copies.
+    bool can_take(const at::Tensor& status) const;
+
+    at::Tensor memory;
+    c10::Event arrived;      // the sum
+    bool is_fetched = true;  // else `arrived` is of an older status
+  };
+
   /// A sum that is being copied to the host.
   class PendingSum {
    public:
-    bool is_ready() const { return !event_ || event_->query(); }
+    bool is_ready() const { return !staging_ || staging_->arrived.query(); }
     /// Waits for it.
     Sum read() const;
 
    private:
     friend class StatusAgreement;
-    PendingSum(at::Tensor host, int ranks) : host_(std::move(host)), ranks_(ranks) {}
+    PendingSum(at::Tensor host, int ranks, std::shared_ptr<const Staging> staging = {})
+        : host_(std::move(host)), ranks_(ranks), staging_(std::move(staging)) {}
 
     at::Tensor host_;
     int ranks_;
-    std::optional<c10::Event> event_;  // of the copy; none where the sum is on the host already
+    std::shared_ptr<const Staging> staging_;  // null where the sum is on the host already
   };
 
   /// \param ranks  their number, and `rank` this one.
@@ -99,10 +115,11 @@ class StatusAgreement {
   c10::intrusive_ptr<c10d::Work> send(c10d::ProcessGroup& group) const;
   /// Copies the reduced status to the host, in the order of the current stream. The storage may be
   /// written to again.
-  PendingSum fetch() const;
+  PendingSum fetch();
 
  private:
   std::vector<Problem> take_reported();
+  Staging& next_staging();
 
   const int rank_;
   const int ranks_;
@@ -110,6 +127,9 @@ class StatusAgreement {
   const bool defers_;
   std::vector<float> head_;  // what write() sends before the flags of usage
   at::Tensor storage_;
+  /// Two, for the sum of a pass is read after the next pass has written its status.
+  std::array<std::shared_ptr<Staging>, 2> staging_;
+  size_t turn_ = 0;  // the one of staging_ that write() used last
   bool uses_own_collective_ = false;
   std::mutex mutex_;  // guards reported_
   std::vector<Problem> reported_;

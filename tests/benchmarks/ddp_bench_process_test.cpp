@@ -90,8 +90,9 @@ double value(const std::map<std::string, std::string>& result, const std::string
   return std::stod(result.at(field));
 }
 
-const Lines kModes = {"none",       "naive",      "flat",       "c10d",      "ddp",     "ddp_view",
-                      "ddp_unused", "ddp_static", "ddp_finite", "ddp_quiet", "ddp_step"};
+const Lines kModes = {"none",       "naive",    "flat",       "c10d",
+                      "ddp",        "ddp_view", "ddp_unused", "ddp_static",
+                      "ddp_finite", "ddp_hook", "ddp_quiet",  "ddp_step"};
 
 void check_modes(
     const std::string& model, const Lines& modes, const std::string& warmup, double bytes) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "support/warnings.h"
+#include "support/ranks.h"
 
 #include "support/catch.h"
 
@@ -148,6 +149,28 @@ TEST_CASE("a rank takes the GPU of its device_id", "[comm]") {
       missing.why_not, ContainsText("expected a device_id from cuda:0 to cuda:1, got cuda:2"));
 }
 
+TEST_CASE("options that choose NCCL's algorithms are the same on all ranks", "[comm][errors]") {
+  using namespace ddp::testing;
+  const bool agree = GENERATE(false, true);
+  const auto texts = errors_of_ranks(2, [&](const Rank& self) {
+    ddp::NcclOptions nccl;
+    // These need not be the same.
+    nccl.max_ctas(self.rank + 1).comm_name("of " + std::to_string(self.rank));
+    nccl.nvls_ctas(8);
+    if (agree || self.rank == 0) nccl.collnet(true);
+    const auto options = ddp::ProcessGroupOptions().backend("gloo").nccl(nccl);
+    make_process_group(ddp::ProcessGroupOptions(options)
+                           .store(c10::make_intrusive<c10d::PrefixStore>("options", self.store))
+                           .rank(self.rank)
+                           .world_size(self.size));
+  });
+  if (agree) {
+    CHECK(texts == std::vector<std::string>(2));
+  } else {
+    CHECK_THAT(texts, Each(ContainsText("NcclOptions of nvls_ctas 8 and collnet 1")));
+  }
+}
+
 TEST_CASE("options of GPUs are checked before ranks meet", "[comm][errors]") {
   const auto error_of = [](const ddp::ProcessGroupOptions& options) {
     try {
@@ -171,4 +194,22 @@ TEST_CASE("options of GPUs are checked before ranks meet", "[comm][errors]") {
   CHECK_THAT(
       error_of(Options().nccl(Nccl().min_ctas(8).max_ctas(4))),
       ContainsText("expected min_ctas of at most max_ctas, got 8 and 4"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().cta_policy(3))),
+      ContainsText("NcclOptions: expected cta_policy from 0 to 2, got 3"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().nvls_ctas(0))),
+      ContainsText("NcclOptions: expected nvls_ctas from 1 to 64, got 0"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().traffic_class(256))),
+      ContainsText("NcclOptions: expected traffic_class from 0 to 255, got 256"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().comm_name(std::string(65, 'x')))),
+      ContainsText(
+          "expected a comm_name of at most 64 printable characters of ASCII, got 65 bytes."));
+  for (const auto* name : {"a\nb", "\x7f", "\xc3\xa4"}) {
+    CHECK_THAT(
+        error_of(Options().nccl(Nccl().comm_name(name))),
+        ContainsText("bytes with others among them. Choose another."));
+  }
 }

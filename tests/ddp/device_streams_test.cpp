@@ -10,11 +10,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <c10/core/StreamGuard.h>
 
 #include "reducer/passes.h"
+#include "reducer/status/status_agreement.h"
 #include "support/compare.h"
 #include "support/toy_device.h"
 
@@ -107,8 +110,20 @@ std::vector<at::Tensor> on_cpu(Trained training) {
 TEST_CASE("gradients are right on the stream that trains", "[streams]") {
   Trained training;
   training.options.gradient_as_bucket_view(GENERATE(false, true));
+  training.options.lazy_bucket_allocation(GENERATE(false, true));
   training.wraps_on = GENERATE(7, 0, 8);  // 8: another stream adds up the gradients
   CHECK(testing::all_equal(training.run(), on_cpu(training)));
+}
+
+TEST_CASE("lazy buckets stay for the stream that reads them", "[streams]") {
+  Trained training;
+  training.options.lazy_bucket_allocation(true);
+  training.options.gradient_as_bucket_view(GENERATE(false, true));
+  training.wraps_on = 8;  // where they are allocated
+  training.after_step = [](Reducer&) { toy::Device::get().synchronize({0, 8}); };
+  const auto trained = training.run();
+  training.after_step = nullptr;
+  CHECK(testing::all_equal(trained, on_cpu(training)));
 }
 
 TEST_CASE("a model on two devices trains on any streams of theirs", "[streams]") {
@@ -225,6 +240,66 @@ TEST_CASE("the times of a step on a device make the host wait for nothing", "[st
       CHECK(bucket.done_ms <= step.total_ms);
     }
   }
+}
+
+TEST_CASE("the times of a step hold up no stream of the pool", "[streams][stats]") {
+  auto& device = toy::Device::get();
+  device.forget();
+  Trained training;
+  training.options.stats_every(1);
+  training.run();
+  const auto waits_of = [&](c10::StreamId id) {
+    return std::count(device.waits.begin(), device.waits.end(), id);
+  };
+  CHECK(waits_of(toy::kPoolStream) == 0);
+  CHECK(waits_of(toy::kNewStream) > training.steps);  // one a bucket
+}
+
+TEST_CASE("a status keeps its pinned memory and its events", "[streams][status]") {
+  auto& device = toy::Device::get();
+  device.forget();
+  constexpr int kPasses = 9;
+  constexpr uint64_t kTracked = 3;
+  const auto used_in = [](int pass) {
+    std::vector<char> used(kTracked);
+    for (size_t p = 0; p < kTracked; ++p) used[p] = static_cast<char>(pass >> p & 1);
+    return used;
+  };
+  StatusAgreement status(/*rank=*/0, /*ranks=*/2, kTracked, /*defers=*/true);
+  status.use_own_collective(kToy);
+  std::vector<std::vector<char>> unused;
+  std::optional<StatusAgreement::PendingSum> before;
+  int waits = 0;
+  const auto read = [&] {
+    while (!before->is_ready()) continue;  // each question lets the device do a piece of work
+    unused.push_back(before->read().unused);
+  };
+  for (int pass = 0; pass < kPasses; ++pass) {
+    // A rank reads a sum when it has sent its next status.
+    status.write(uint64_t{1}, used_in(pass));
+    auto pending = status.fetch();
+    if (before) read();
+    before = std::move(pending);
+    waits += device.host_waits;
+  }
+  read();
+  CHECK(device.pinned_made == 2);
+  CHECK(device.events_made == 2);
+  CHECK(waits == 0);
+  REQUIRE(unused.size() == kPasses);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto used = used_in(pass);
+    for (size_t p = 0; p < kTracked; ++p) CHECK(unused[size_t(pass)][p] != used[p]);
+  }
+  // Sums that nobody fetches or reads keep their memory.
+  status.write(uint64_t{1}, used_in(1));
+  status.write(uint64_t{1}, used_in(2));
+  const auto kept = status.fetch();
+  for (int pass = 3; pass < 6; ++pass) {
+    status.write(uint64_t{1}, used_in(pass));
+    status.fetch();
+  }
+  CHECK(kept.read().unused == std::vector<char>{1, 0, 1});
 }
 
 }  // namespace ddp

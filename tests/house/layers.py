@@ -27,6 +27,7 @@ FOLDER_OF = {
     "optimizer_time": "base",
     "host": "base",
     "launchers": "base",
+    "light_work": "backends",
     "line_channel": "membership",
     "lines": "membership",
     "owner_process": "base",

@@ -1,9 +1,13 @@
 #include "reducer/gradients/gradient_copy.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include "support/catch.h"
@@ -19,6 +23,31 @@ at::Tensor random_tensor(const std::string& layout, at::ScalarType dtype) {
   if (layout == "transposed") return t.transpose(0, 2);
   return torch::randn({4, 6, 5, 6}, at::kDouble).to(dtype).slice(3, 0, 6, 2);  // with gaps
 }
+
+/// Counts this thread's calls of operators on lists of tensors, while it lives.
+class ForeachCalls {
+ public:
+  ForeachCalls()
+      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&ForeachCalls::count))) {
+    counts().clear();
+  }
+  ~ForeachCalls() { at::removeCallback(handle_); }
+  C10_DISABLE_COPY_AND_ASSIGN(ForeachCalls);
+
+  static std::map<std::string, int>& counts() {
+    thread_local std::map<std::string, int> counts;
+    return counts;
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& call) {
+    const std::string name = call.name();
+    if (name.rfind("aten::_foreach_", 0) == 0) ++counts()[name];
+    return nullptr;
+  }
+
+  at::CallbackHandle handle_;
+};
 
 }  // namespace
 
@@ -74,6 +103,25 @@ TEST_CASE("copies together equal copies one by one", "[pure]") {
   }
   REQUIRE(together.size() == 8);
   for (size_t i = 0; i < together.size(); ++i) CHECK(torch::equal(together[i], one_by_one[i]));
+}
+
+TEST_CASE("a large gradient is scaled while it is copied", "[pure]") {
+  const double scale = GENERATE(1.0, 1.0 / 3);
+  const int64_t size = GENERATE(100, 1 << 20);
+  const auto source = torch::randn({size}), copy = torch::empty({size});
+  std::map<std::string, int> calls;
+  {
+    const ForeachCalls counted;
+    ScaledCopies copies(scale, ScaledCopies::When::Together);
+    copies.copy(copy, source);
+    copies.finish();
+    calls = counted.counts();
+  }
+  CHECK(torch::equal(copy, source * scale));
+  std::map<std::string, int> expected{{"aten::_foreach_copy_", 1}, {"aten::_foreach_mul_", 1}};
+  if (scale == 1.0) expected.erase("aten::_foreach_mul_");
+  if (scale != 1.0 && size > 100) expected.clear();
+  CHECK(calls == expected);
 }
 
 TEST_CASE("streaming_copy writes every byte and no other", "[pure]") {

@@ -236,7 +236,7 @@ TEST_CASE("settle() throws the problems of the last pass on every rank", "[ranks
   }
 }
 
-TEST_CASE("NCCL divides only where that is exact", "[ahead]") {
+TEST_CASE("a backend divides only where that is exact", "[ahead]") {
   for (const int ranks : {1, 2, 4, 64}) CHECK(averages_exactly(at::kBFloat16, ranks));
   for (const int ranks : {3, 6, 12}) {
     CHECK_FALSE(averages_exactly(at::kBFloat16, ranks));
@@ -244,15 +244,54 @@ TEST_CASE("NCCL divides only where that is exact", "[ahead]") {
     CHECK(averages_exactly(at::kFloat, ranks));
     CHECK(averages_exactly(at::kDouble, ranks));
   }
-  const auto results = run_ranks<std::vector<double>>(3, [](const Rank& self) {
+}
+
+TEST_CASE("over NCCL gradients are divided, and then added up, as in Python", "[ranks][ahead]") {
+  const int ranks = GENERATE(2, 3);
+  const auto dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
+  const bool is_sharded = GENERATE(false, true);
+  CAPTURE(ranks, dtype, is_sharded);
+  // In float16 the sum of the first number overflows, and the half of the second one is rounded.
+  // The order of three equal numbers does not matter.
+  const auto gradient_of = [&](int rank) {
+    const auto values = torch::tensor({60000.0, 5.96e-8, 1.0, 0.1, -7.0, 1000.3}).repeat({20});
+    return (ranks == 3 ? values : values * (1 - 0.3 * rank)).to(dtype);
+  };
+  auto expected = gradient_of(0) * (1.0 / ranks);
+  for (int rank = 1; rank < ranks; ++rank) expected += gradient_of(rank) * (1.0 / ranks);
+  const auto averages = run_ranks<at::Tensor>(ranks, [&](const Rank& self) {
     const auto backend = testing::like_nccl(self);
-    const auto group = group_over(backend, self);
-    const auto a = torch::ones({3}, at::kBFloat16).requires_grad_();
-    Reducer reducer({{"a", a}}, group, ReducerOptions().stats_every(0));
-    testing::reduced_backward(reducer, [&] { return a.sum() * 3; });
-    return std::vector<double>{a.grad()[0].item<double>(), backend->average ? 1. : 0.};
+    const auto a = testing::parameter({120}, dtype);
+    Reducer reducer({{"a", a}}, group_over(backend, self), ReducerOptions().stats_every(0));
+    const auto shards = is_sharded ? reducer.shard_gradients() : nullptr;
+    backend->average = true;
+    testing::reduced_backward(reducer, [&] { return (a * gradient_of(self.rank)).sum(); });
+    TORCH_CHECK(!backend->average, "expected sums, got averages");
+    return is_sharded ? shards->front().average : a.grad();
   });
-  for (const auto& rank : results) CHECK(rank == std::vector<double>{3, 0});
+  const auto average = is_sharded ? torch::cat(averages).narrow(0, 0, 120) : averages.back();
+  CHECK(torch::equal(average, expected));
+  CHECK(expected.isfinite().all().item<bool>());
+}
+
+TEST_CASE("lazy buckets are freed before the next pass", "[ranks][ahead][memory]") {
+  const bool is_lazy = GENERATE(true, false);
+  const auto kept = run_ranks<int>(2, [&](const Rank& self) {
+    Trainer trainer(self, ReducerOptions().stats_every(0).lazy_bucket_allocation(is_lazy));
+    trainer.begin();
+    int kept_after_step = 0;
+    for (int step = 0; step < 4; ++step) {
+      const auto error = trainer.step();
+      TORCH_CHECK(error.empty(), error);
+      using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+      const Memory bucket(trainer.backend->latest->result().front().storage().getWeakStorageImpl());
+      trainer.backend->latest = nullptr;
+      trainer.backend->synchronize_device();
+      if (!bucket.expired()) ++kept_after_step;
+    }
+    return kept_after_step;
+  });
+  CHECK(kept == std::vector<int>(2, is_lazy ? 0 : 4));
 }
 
 TEST_CASE("sparse gradients over NCCL are refused at construction", "[ranks][ahead][errors]") {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <ATen/core/jit_type.h>
+#include <ddp/internal/light_work.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/backends/shm/backend/fallback_backend.h"
@@ -30,8 +31,27 @@ namespace ddp::testing {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
+/// What a program keeps of a collective without its tensors. Where nothing else has it, it has
+/// ended.
+class LightDeviceWork : public c10d::Work {
+ public:
+  explicit LightDeviceWork(const WorkPtr& whole) : whole_(whole) {}
+
+  bool isCompleted() override {
+    const auto whole = whole_.lock();
+    return !whole || whole->isCompleted();
+  }
+  std::exception_ptr exception() const override {
+    const auto whole = whole_.lock();
+    return whole ? whole->exception() : nullptr;
+  }
+
+ private:
+  c10::weak_intrusive_ptr<c10d::Work> whole_;
+};
+
 /// A collective on the device. Its results appear in the caller's tensors when it ends there.
-class DeviceWork : public c10d::Work {
+class DeviceWork : public c10d::Work, public KeepsTensors {
  public:
   DeviceWork(WorkPtr carried, std::vector<at::Tensor> targets, std::vector<at::Tensor> staged)
       : carried_(std::move(carried)), targets_(std::move(targets)), staged_(std::move(staged)) {}
@@ -55,6 +75,9 @@ class DeviceWork : public c10d::Work {
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return result_; }
+  WorkPtr without_tensors() override {
+    return c10::make_intrusive<LightDeviceWork>(WorkPtr::unsafe_reclaim_from_nonowning(this));
+  }
 
   /// For the host, as a synchronization with the device: nothing bounds it.
   void wait_until_ended() {
@@ -84,9 +107,16 @@ class DeviceWork : public c10d::Work {
   bool blocks_host = false;    // so that results are there after wait()
   std::exception_ptr failure;  // an error of the device, which only exception() reports
 
+  // A weak reference keeps the members.
+  void release_resources() override {
+    carried_.reset();
+    targets_.clear();
+    staged_.clear();
+  }
+
  private:
-  const WorkPtr carried_;
-  const std::vector<at::Tensor> targets_, staged_;
+  WorkPtr carried_;
+  std::vector<at::Tensor> targets_, staged_;
   mutable std::mutex mutex_;
   std::condition_variable ended_cv_;
   bool ended_ = false;
@@ -113,6 +143,7 @@ class LikeNccl : public backends::shm::FallbackBackend {
       work->blocks_host = true;
       return work;
     }
+    if (c.kind == Kind::ReduceScatter) average = c.op == c10d::ReduceOp::AVG;
     if (c.kind != Kind::AllReduce && c.kind != Kind::Broadcast) {
       return FallbackBackend::run(std::move(c));
     }
@@ -171,7 +202,7 @@ class LikeNccl : public backends::shm::FallbackBackend {
   bool on_stream = false;      // wait() returns at once; else it waits, so that results are there
   LikeNccl* beside = nullptr;  // another communicator of the same device
   std::atomic<int> shutdowns{0}, batches{0};
-  bool average = false;  // the latest all-reduce was an average
+  bool average = false;  // the latest reduction was an average
 
  private:
   static Tensors copies(const Tensors& tensors) {

@@ -77,6 +77,7 @@ struct PinnedMemory final : c10::Allocator {
     spoil(data, size + 1);
     const Lock lock(device.mutex);
     device.pinned.insert(data);
+    ++device.pinned_made;
     return {data, data, &std::free, c10::Device(at::kCPU)};
   }
   void copy_data(void* to, const void* from, size_t size) const override {
@@ -355,6 +356,8 @@ void Device::forget() {
   echo_busy.clear();
   host_waits = 0;
   polls = 0;
+  events_made = 0;
+  pinned_made = 0;
 }
 
 c10::Device Guard::exchangeDevice(c10::Device d) const {
@@ -382,6 +385,7 @@ void Guard::record(
   if (!*event) {
     *event = new Event();
     ++device.events;
+    ++device.events_made;
   }
   const auto key = Device::key_of(s);
   *static_cast<Event*>(*event) = {key, device.streams[key].end(), device.clock};

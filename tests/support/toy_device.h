@@ -30,6 +30,7 @@ namespace ddp::testing::toy {
 
 constexpr c10::DeviceIndex kDevices = 2;
 constexpr c10::StreamId kPoolStream = 5;
+constexpr c10::StreamId kNewStream = 50;  // of no pool
 
 inline c10::Stream stream(c10::StreamId id, c10::DeviceIndex device = 0) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(at::kPrivateUse1, device), id);
@@ -73,7 +74,9 @@ struct Device {
   std::set<std::pair<void*, c10::StreamId>> recorded;  // by record_stream
   std::set<const void*> pinned;
   std::atomic<bool> has_pinned_memory{true};  // else its allocation throws
-  int events = 0;
+  int events = 0;                  // that exist
+  int events_made = 0;             // since forget(), as the next
+  int pinned_made = 0;             // pieces of pinned memory
   std::atomic<int> host_waits{0};  // synchronizations, and copies that block
   std::atomic<int> polls{0};       // of the echo's collectives
   std::vector<bool> echo_busy;  // whether a collective of the echo began before the last had ended
@@ -89,6 +92,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device d) const override { return stream(0, d.index()); }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override {
     return stream(kPoolStream, d.index());
+  }
+  c10::Stream getNewStream(c10::Device d, int) const override {
+    return stream(kNewStream, d.index());
   }
   c10::Stream exchangeStream(c10::Stream s) const override;
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }

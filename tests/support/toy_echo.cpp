@@ -1,3 +1,4 @@
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include <c10/core/StreamGuard.h>
 #include <ddp/backend.h>
 #include <ddp/collective_backend.h>
+#include <ddp/internal/light_work.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -15,8 +17,21 @@
 namespace ddp::testing::toy {
 namespace {
 
+/// The end of a collective on the echo's stream. Without an event it was on the CPU.
+class EchoEnd final : public c10d::Work {
+ public:
+  explicit EchoEnd(std::shared_ptr<c10::Event> end) : end_(std::move(end)) {}
+  bool isCompleted() override {
+    ++Device::get().polls;
+    return !end_ || end_->query();
+  }
+
+ private:
+  std::shared_ptr<c10::Event> end_;
+};
+
 /// A collective on the echo's stream.
-class EchoWork final : public c10d::Work {
+class EchoWork final : public c10d::Work, public KeepsTensors {
  public:
   explicit EchoWork(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {
     const auto device = outputs_.front().device();
@@ -24,15 +39,12 @@ class EchoWork final : public c10d::Work {
         c10::ListType::ofTensors(),
         device.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device});
     if (!device.is_cpu()) {
-      end_.emplace(at::kPrivateUse1);
+      end_ = std::make_shared<c10::Event>(at::kPrivateUse1);
       end_->record(Guard().getStream(device));
     }
     result_->markCompleted(c10::IValue(outputs_));
   }
-  bool isCompleted() override {
-    ++Device::get().polls;
-    return !end_ || end_->query();
-  }
+  bool isCompleted() override { return without_tensors()->isCompleted(); }
   bool isSuccess() const override { TORCH_CHECK(false, "isSuccess() is deprecated"); }
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     synchronize();
@@ -43,10 +55,13 @@ class EchoWork final : public c10d::Work {
   }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return result_; }
+  c10::intrusive_ptr<c10d::Work> without_tensors() override {
+    return c10::make_intrusive<EchoEnd>(end_);
+  }
 
  private:
   std::vector<at::Tensor> outputs_;
-  std::optional<c10::Event> end_;
+  std::shared_ptr<c10::Event> end_;
   c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
@@ -121,7 +136,6 @@ c10::intrusive_ptr<c10d::ProcessGroup> echo_group() {
         "echo", BackendDescription()
                     .devices({at::kPrivateUse1})
                     .waits_on_stream(true)
-                    .averages(true)
                     .make([](const BackendSetup& s) { return make_echo(s.rank, s.size); }));
     return true;
   }();

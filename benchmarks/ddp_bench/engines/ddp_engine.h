@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include <ddp/distributed_data_parallel.h>
 
 #include "engine.h"
@@ -17,6 +19,8 @@ class DdpEngine : public Engine {
 
   Messages messages() const override;
   std::optional<double> chosen_cap_mb() const override;
+
+  void register_comm_hook(ddp::CommHook hook) { model_->register_comm_hook(std::move(hook)); }
 
   ddp::ReductionStats stats() const { return model_->stats(); }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/comm_hooks.h>
 
 #include "c10d_engine.h"
 #include "ddp_engine.h"
@@ -22,6 +23,7 @@ const std::vector<Mode>& modes() {
       {"ddp_unused", "with find_unused_parameters", true, true},
       {"ddp_static", "with static_graph", true, true},
       {"ddp_finite", "with find_nonfinite", true, true},
+      {"ddp_hook", "with hooks::all_reduce: one rank packs and unpacks, too", true, true},
       {"ddp_quiet", "with stats_every(0)", true, true},
       {"ddp_step", "with step_in_backward", true, true},
       // The tuner measures seven steps; then the same as the other modes.
@@ -54,9 +56,11 @@ std::unique_ptr<Engine> make_engine(
   if (mode == "naive") return make_naive(std::move(task), group);
   if (mode == "flat") return make_flat(std::move(task), group);
   if (mode == "c10d") return make_c10d(std::move(task), options);
-  return std::make_unique<DdpEngine>(
+  auto engine = std::make_unique<DdpEngine>(
       std::move(task), options_of_mode(mode, options),
       mode == "ddp_step" ? DdpEngine::Optimize::InBackward : DdpEngine::Optimize::AfterBackward);
+  if (mode == "ddp_hook") engine->register_comm_hook(ddp::hooks::all_reduce(group));
+  return engine;
 }
 
 }  // namespace ddp_bench

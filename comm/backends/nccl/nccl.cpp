@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 
 #include <fstream>
+#include <mutex>
+#include <set>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
@@ -48,12 +50,27 @@ void check_nccl_headers() {
       ".", patch, ". Build ddp with the nccl.h of the NCCL that LibTorch loads.");
 }
 
+// NCCL keeps the pointer in each communicator, and prints the name as long as one exists.
+const char* kept_for_good(const std::string& name) {
+  static std::mutex mutex;
+  static auto* const names = new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return names->insert(name).first->c_str();
+}
+
 void write(const NcclOptions& from, ncclConfig_t& to) {
   if (from.min_ctas()) to.minCTAs = *from.min_ctas();
   if (from.max_ctas()) to.maxCTAs = *from.max_ctas();
+  // To NCCL a bound that is left out is a number below all others, and the pair no interval.
+  if (from.min_ctas() && !from.max_ctas()) to.maxCTAs = kMostCtas;
   if (from.cga_cluster_size()) to.cgaClusterSize = *from.cga_cluster_size();
   if (from.blocking()) to.blocking = *from.blocking() ? 1 : 0;
   if (from.split_share()) to.splitShare = *from.split_share() ? 1 : 0;
+  if (from.cta_policy()) to.CTAPolicy = *from.cta_policy();
+  if (from.nvls_ctas()) to.nvlsCTAs = *from.nvls_ctas();
+  if (from.collnet()) to.collnetEnable = *from.collnet() ? 1 : 0;
+  if (from.traffic_class()) to.trafficClass = *from.traffic_class();
+  if (!from.comm_name().empty()) to.commName = kept_for_good(from.comm_name());
 }
 
 using NcclPtr = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
@@ -127,6 +144,14 @@ std::string why_no_nccl() { return ""; }
 bool nccl_is_connected(c10d::Backend& backend) {
   auto* nccl = dynamic_cast<c10d::ProcessGroupNCCL*>(&backend);
   return nccl != nullptr && nccl->isInitialized();
+}
+
+// ProcessGroupNCCL's watchdog keeps such a copy, too.
+c10::intrusive_ptr<c10d::Work> nccl_without_tensors(c10d::Work& work) {
+  using Work = c10d::ProcessGroupNCCL::WorkNCCL;
+  const auto* nccl = dynamic_cast<const Work*>(&work);
+  if (nccl == nullptr) return {};
+  return c10::make_intrusive<Work>(*nccl);
 }
 
 BackendPtr make_nccl(const Setup& setup) {

@@ -10,8 +10,14 @@
 
 namespace ddp {
 
+constexpr int kMostCtas = 64;  // NCCL 2.28's number of channels
+
 /// \throws c10::ValueError  for a value that NCCL does not take.
 void check_nccl_options(const NcclOptions& options);
+
+/// The options that choose NCCL's algorithms, which all ranks need alike: init_process_group
+/// compares the text. "" where none is set.
+std::string nccl_claim(const NcclOptions& options);
 
 /// Whether a group is made by splitting its parent's communicator, in which all ranks of the parent
 /// take part. The same on all of them: init_process_group compares it.
@@ -38,6 +44,9 @@ void sit_out_nccl(const Setup& setup);
 
 /// Whether a collective, or device_id, has connected the ranks.
 bool nccl_is_connected(c10d::Backend& backend);
+
+/// A copy of NCCL's handle without its tensors; null for another backend's.
+c10::intrusive_ptr<c10d::Work> nccl_without_tensors(c10d::Work& work);
 
 /// Identifies the GPU in the whole world by its PCI bus, as NCCL does. Empty if CUDA cannot. Loads
 /// the CUDA driver.

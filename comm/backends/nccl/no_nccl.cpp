@@ -17,6 +17,8 @@ void sit_out_nccl(const Setup& /*setup*/) {}
 
 bool nccl_is_connected(c10d::Backend& /*backend*/) { return false; }
 
+c10::intrusive_ptr<c10d::Work> nccl_without_tensors(c10d::Work& /*work*/) { return {}; }
+
 std::string id_of_gpu(int /*device*/) { return ""; }
 
 }  // namespace ddp::backends

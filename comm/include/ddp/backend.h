@@ -39,7 +39,8 @@ struct BackendDescription {
   /// A wait for one of its collectives holds up the current stream, and not the host, as NCCL's
   /// does. Default: false
   TORCH_ARG(bool, waits_on_stream) = false;
-  /// It supports ReduceOp::AVG for floating-point tensors. Default: false
+  /// It supports ReduceOp::AVG for floating-point tensors, and is as fast as with SUM: gradients
+  /// are then averaged by it. Default: false
   TORCH_ARG(bool, averages) = false;
   /// Its alltoall() takes one tensor per rank. If not, its alltoall_base() takes a flat one.
   /// Default: true

@@ -33,6 +33,23 @@ struct NcclOptions {
   /// (ncclCommSplit), and shares its resources if true. While a rank is missing in a split, nothing
   /// can abort the parent. Default: unset, a group connects anew
   TORCH_ARG(std::optional<bool>, split_share) = {};
+  /// The thread blocks that NCCL leaves to the program: 0, none; 1, those that it can do without at
+  /// the same speed (NCCL_CTA_POLICY_EFFICIENCY); 2, all where copy engines can do the work
+  /// (NCCL_CTA_POLICY_ZERO), which needs registered memory. The same on every rank. Default: NCCL
+  /// chooses
+  TORCH_ARG(std::optional<int>, cta_policy) = {};
+  /// The thread blocks of a collective over NVLink SHARP (NVLS), from 1 to 64; the same on every
+  /// rank. Default: NCCL chooses
+  TORCH_ARG(std::optional<int>, nvls_ctas) = {};
+  /// Whether the network's switches may add up (CollNet, as InfiniBand SHARP), with a plugin of
+  /// NCCL's; the same on every rank. Default: NCCL chooses
+  TORCH_ARG(std::optional<bool>, collnet) = {};
+  /// The class of its packets for the network's quality of service, from 0 to 255. Default: NCCL
+  /// chooses
+  TORCH_ARG(std::optional<int>, traffic_class) = {};
+  /// The communicator's name in NCCL's logs and profilers: at most 64 printable characters of
+  /// ASCII. Groups that are made of this one have it, too. Default: "", none
+  TORCH_ARG(std::string, comm_name) = "";
 };
 
 /// Options for `init_process_group` and `make_process_group`.

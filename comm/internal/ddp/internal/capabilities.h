@@ -47,8 +47,8 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReductionTable::Op op);
 
 /// The abilities of a backend beyond c10d's requirements. The defaults suit any backend.
 struct BackendCapabilities {
-  /// It supports ReduceOp::AVG for floating-point tensors: one pass over the memory less than
-  /// dividing before a sum, and it cannot overflow either.
+  /// It averages floating-point tensors (ReduceOp::AVG) as fast as it adds them up: one pass over
+  /// the memory less than dividing before a sum, and it cannot overflow either.
   bool averages = false;
   /// It reduces tensors from its allocateTensor() without copies in and out, so buckets should lie
   /// there. Only if Backend::supportsTensorAlloc() is true for the device. All ranks must have the
