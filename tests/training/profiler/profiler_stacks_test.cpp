@@ -32,6 +32,13 @@ void ddp_test_multiplies(at::Tensor& x) {
 void ddp_test_multiplies_too(at::Tensor& x) {
   for (int i = 0; i < 20; ++i) x = at::matmul(x, x);
 }
+TORCH_LIBRARY(ddp_test_stacks, library) {
+  library.def("multiply(Tensor x) -> Tensor", [](const at::Tensor& x) {
+    auto y = x.clone();
+    ddp_test_multiplies_too(y);
+    return y;
+  });
+}
 void ddp_test_runs_backward(at::Tensor& x) { x.sum().backward(); }
 
 namespace ddp {
@@ -152,6 +159,16 @@ TEST_CASE("a backward pass has the stack of the forward pass", "[pure][profiler]
   CHECK(lines_with(text, {"ddp_test_multiplies", ";MmBackward0;aten::mm "}).size() == 1);
   CHECK(lines_with(text, {"ddp_test_runs_backward", ";MmBackward0"}).empty());
   CHECK_FALSE(lines_with(text, {"ddp_test_runs_backward"}).empty());
+}
+
+TEST_CASE("what the program's own operator calls has its functions", "[pure][profiler]") {
+  const auto multiply = c10::Dispatcher::singleton()
+                            .findSchemaOrThrow("ddp_test_stacks::multiply", "")
+                            .typed<at::Tensor(const at::Tensor&)>();
+  const auto text = lines_of_stacks([&] { multiply.call(square_matrix()); });
+  CAPTURE(text);
+  CHECK_FALSE(lines_with(text, {";ddp_test_stacks::multiply "}).empty());
+  CHECK(lines_with(text, {"ddp_test_multiplies_too", ";aten::mm "}).size() == 1);
 }
 
 TEST_CASE("stacks are those of the thread that records", "[pure][profiler]") {

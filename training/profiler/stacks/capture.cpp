@@ -49,7 +49,7 @@ Addresses callers() {
 // Where the capture ends on another thread, its callback stays registered.
 std::atomic<bool> is_capturing{false};
 
-int64_t number_of(Addresses addresses) {
+int64_t stack_number(Addresses addresses) {
   auto& stacks = stacks_of_recording();
   const std::lock_guard<std::mutex> lock(stacks.mutex);
   const auto next = static_cast<int64_t>(stacks.numbers.size());
@@ -70,7 +70,7 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& call) {
   auto outer = std::make_unique<Outer>();
   const bool is_function = call.scope() == at::RecordScope::FUNCTION;
   const bool is_within = is_function && stack_of_operator != kNoStack;
-  const auto stack = is_within ? stack_of_operator : number_of(callers());
+  const auto stack = is_within ? stack_of_operator : stack_number(callers());
   // LibTorch makes the object on the stack and has this setter; its callbacks take it as const.
   const_cast<at::RecordFunction&>(call).setDebugHandle(stack);
   // An operator of the program's may call others from several functions.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -45,7 +46,7 @@ std::string plain(std::string text) {
   return text;
 }
 
-std::string text_of(const Frame& frame, const std::string& object, uintptr_t offset) {
+std::string text_of_frame(const Frame& frame, const std::string& object, uintptr_t offset) {
   if (frame.function == "??") {
     return plain(last_part(object) + formatted("+0x%llx", static_cast<unsigned long long>(offset)));
   }
@@ -55,26 +56,45 @@ std::string text_of(const Frame& frame, const std::string& object, uintptr_t off
   return plain(frame.file.empty() ? name : frame.file + '(' + frame.line + "): " + name);
 }
 
+/// The object file that an address is in, as the dynamic loader knows it.
+struct Loaded {
+  const link_map* map = nullptr;  // null: in none
+  std::string exported = "??";    // the function, if it is exported; mangled
+
+  explicit Loaded(const void* address) {
+    Dl_info info{};
+    void* found = nullptr;
+    if (dladdr1(address, &info, &found, RTLD_DL_LINKMAP) == 0) return;
+    map = static_cast<const link_map*>(found);
+    if (info.dli_sname != nullptr) exported = info.dli_sname;
+  }
+  std::string path() const { return map->l_name; }  // "": the program
+};
+
 /// The addresses of all stacks, once each, by the object file that they are in.
 std::map<std::string, std::map<void*, Place>> places_of(const std::vector<Addresses>& stacks) {
   std::map<std::string, std::map<void*, Place>> places;
-  std::unordered_map<void*, bool> seen;
+  std::unordered_set<void*> seen;
   for (const auto& stack : stacks) {
     for (void* address : stack) {
-      if (!seen.emplace(address, true).second) continue;
+      if (!seen.insert(address).second) continue;
       // A call that does not return may be a function's last instruction.
-      void* call = static_cast<char*>(address) - 1;
-      Dl_info info{};
-      link_map* map = nullptr;
-      const auto found = dladdr1(call, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP);
-      if (found == 0 || map == nullptr) continue;
-      const std::string object = map->l_name;  // "": the program
-      if (is_runtime(object)) continue;
-      const auto offset = reinterpret_cast<uintptr_t>(call) - map->l_addr;
-      places[object][address] = {offset, info.dli_sname == nullptr ? "??" : info.dli_sname};
+      const char* call = static_cast<char*>(address) - 1;
+      const Loaded loaded(call);
+      if (loaded.map == nullptr || is_runtime(loaded.path())) continue;
+      const auto offset = reinterpret_cast<uintptr_t>(call) - loaded.map->l_addr;
+      places[loaded.path()][address] = {offset, loaded.exported};
     }
   }
   return places;
+}
+
+// Of an address in a stripped file, addr2line names the nearest exported function before it.
+bool is_guess(const Frame& frame, const std::string& object, const Place& place) {
+  if (!frame.file.empty() || frame.function == place.exported) return false;
+  const void* function = dlsym(RTLD_DEFAULT, frame.function.c_str());
+  const Loaded loaded(function);
+  return function != nullptr && loaded.map != nullptr && loaded.path() == object;
 }
 
 // Leads to the program's file also where another has replaced it. Not /proc/self, which to
@@ -91,7 +111,8 @@ std::string readable_path_of_program() {
 class ObjectFrames {
  public:
   ObjectFrames(const std::string& object, const std::map<void*, Place>& places)
-      : path_(object.empty() ? path_of_program() : object),
+      : object_(object),
+        path_(object.empty() ? path_of_program() : object),
         readable_path_(object.empty() ? readable_path_of_program() : object),
         places_(places) {}
 
@@ -115,9 +136,10 @@ class ObjectFrames {
     size_t i = 0;
     for (const auto& [address, place] : places_) {
       const std::vector<Frame> exported = {{place.exported, "", ""}};
-      for (const auto& frame : answers_.empty() ? exported : answers_[i++]) {
+      for (auto frame : answers_.empty() ? exported : answers_[i++]) {
+        if (is_guess(frame, object_, place)) frame.function = place.exported;
         if (is_machinery(frame.function)) continue;
-        frames[address].push_back(text_of(frame, readable_path_, place.offset));
+        frames[address].push_back(text_of_frame(frame, readable_path_, place.offset));
       }
     }
   }
@@ -125,11 +147,21 @@ class ObjectFrames {
   const std::string& readable_path() const { return readable_path_; }
 
  private:
+  std::string object_;
   std::string path_;
   std::string readable_path_;
   const std::map<void*, Place>& places_;
   std::vector<std::vector<Frame>> answers_;  // none where the program gave none
 };
+
+// The stack without the profiler's callback, which LibTorch calls and which calls LibTorch to
+// unwind: a stripped library has no names by which to know it.
+Addresses without_callback(const Addresses& stack, const std::unordered_set<void*>& in_program) {
+  const auto is_known = [&](void* address) { return in_program.count(address) != 0; };
+  const auto callback = std::find_if(stack.begin(), stack.end(), is_known);
+  const auto caller = std::find_if_not(callback, stack.end(), is_known);
+  return {caller == stack.end() ? callback : caller, stack.end()};
+}
 
 }  // namespace
 
@@ -137,8 +169,10 @@ std::vector<std::vector<std::string>> frames_of(
     const std::vector<Addresses>& stacks, const NameSource& source) {
   const auto deadline = std::chrono::steady_clock::now() + source.timeout;
   std::unordered_map<void*, Frames> frames_at;
+  std::unordered_set<void*> in_program;
   std::string first_error;
   for (const auto& [object, places] : places_of(stacks)) {
+    for (const auto& [address, place] : places) in_program.insert(address);
     ObjectFrames frames(object, places);
     const auto error = frames.ask(source.program, deadline);
     if (first_error.empty() && !error.empty())
@@ -154,7 +188,7 @@ std::vector<std::vector<std::string>> frames_of(
   std::vector<Frames> all;
   for (const auto& stack : stacks) {
     auto& frames = all.emplace_back();
-    for (void* address : stack) {
+    for (void* address : without_callback(stack, in_program)) {
       const auto found = frames_at.find(address);
       if (found == frames_at.end()) continue;
       frames.insert(frames.end(), found->second.begin(), found->second.end());

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Not fork(): the pages of a training program may be many, and its threads hold locks.
-int start(const std::vector<std::string>& command, int output, pid_t& process) {
+int start_program(const std::vector<std::string>& command, int output, pid_t& process) {
   std::vector<char*> arguments;
   for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
@@ -62,7 +62,8 @@ ProgramOutput output_of(const std::vector<std::string>& command, Clock::time_poi
   const Fd reads(ends[0]);
   Fd writes(ends[1]);
   pid_t process = 0;
-  if (const int error = start(command, writes.get(), process)) return {"", std::strerror(error)};
+  if (const int error = start_program(command, writes.get(), process))
+    return {"", std::strerror(error)};
   writes.reset();
   const bool in_time = read_to_end(reads.get(), deadline, output.text);
   if (!in_time) {
