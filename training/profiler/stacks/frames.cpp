@@ -89,7 +89,7 @@ std::map<std::string, std::map<void*, Place>> places_of(const std::vector<Addres
   return places;
 }
 
-// Of an address in a stripped file, addr2line names the nearest exported function before it.
+// In a stripped file, addr2line names the nearest exported function before an address.
 bool is_guess(const Frame& frame, const std::string& object, const Place& place) {
   if (!frame.file.empty() || frame.function == place.exported) return false;
   const void* function = dlsym(RTLD_DEFAULT, frame.function.c_str());
