@@ -78,6 +78,9 @@ void measure_profiler(Training training, int steps, int rounds) {
       with_profiler("warming up", training, steps, ProfilerOptions().warmup(kNever), 0),
       with_profiler("after its last cycle", training, steps, one_cycle, 2),
       with_profiler("recording", training, steps, ProfilerOptions().active(kNever), 0),
+      with_profiler(
+          "recording with stacks", training, steps,
+          ProfilerOptions().active(kNever).with_stack(true), 0),
       {"no profiler, again", none}};  // its ratio is the noise
   benchmarks::run_in_turns(ways, /*warm_up=*/1, rounds);
   benchmarks::print_ways("", "ms a step", ways);

@@ -213,7 +213,11 @@ std::vector<FunctionEvent> function_events(const RawEvents& recorded) {
     event.device_type = raw.device_type;
     event.is_async = raw.is_async || raw.start_thread != raw.end_thread;
     event.is_user_annotation = raw.is_user_annotation;
+    event.is_backward = raw.is_backward;
     event.shapes = raw.shapes;
+    event.sequence_number = raw.sequence_number;
+    event.forward_thread = raw.forward_thread;
+    event.stack = raw.stack;
     if (event.on_cpu()) memory.add_to(event, raw.start_ns, raw.end_ns);
     if (raw.linked_correlation_id > 0) {
       launched_by[raw.linked_correlation_id].push_back(events.size());
@@ -235,6 +239,13 @@ std::vector<FunctionEvent> function_events(const RawEvents& recorded) {
 void build_tree(std::vector<FunctionEvent>& events) {
   find_parents(events);
   erase(events, merge_duplicates(events));
+}
+
+double self_cpu_us(const FunctionEvent& event, const std::vector<FunctionEvent>& all) {
+  if (!event.on_cpu() || event.is_async) return 0;
+  double called_us = 0;
+  for (const size_t child : event.children) called_us += all[child].elapsed_us();
+  return event.elapsed_us() - called_us;
 }
 
 }  // namespace ddp::profiling

@@ -24,7 +24,11 @@ struct RawEvent {
   bool is_async = false;
   bool is_hidden = false;
   bool is_user_annotation = false;
+  bool is_backward = false;  // a node of autograd, and not what it calls
   std::vector<std::vector<int64_t>> shapes;
+  int64_t sequence_number = -1;  // the same for a node of autograd and the call that made it
+  uint64_t forward_thread = 0;   // of that call; 0 unless is_backward
+  std::vector<std::string> stack;
 };
 
 struct RawEvents {
@@ -44,7 +48,11 @@ struct FunctionEvent {
   c10::DeviceType device_type = c10::DeviceType::CPU;
   bool is_async = false;
   bool is_user_annotation = false;
+  bool is_backward = false;
   std::vector<std::vector<int64_t>> shapes;
+  int64_t sequence_number = -1;
+  uint64_t forward_thread = 0;
+  std::vector<std::string> stack;  // the innermost frame first
   int64_t cpu_memory = 0;
   int64_t device_memory = 0;
   std::vector<double> kernels_us;  // of the kernels that it launched, its children excluded
@@ -62,5 +70,8 @@ std::vector<FunctionEvent> function_events(const RawEvents& recorded);
 /// is the parent of those within its interval. Removes an only child that has the name of its
 /// parent.
 void build_tree(std::vector<FunctionEvent>& events);
+
+/// Microseconds of an event of build_tree()'s without its children; 0 if it is a kernel or async.
+double self_cpu_us(const FunctionEvent& event, const std::vector<FunctionEvent>& all);
 
 }  // namespace ddp::profiling

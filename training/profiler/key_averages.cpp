@@ -36,15 +36,13 @@ void add_cpu(
   if (!event.on_cpu()) return;
   entry.cpu_time_total += event.elapsed_us();
   if (event.is_async) return;
-  double called_us = 0;
   int64_t cpu_memory = 0;
   int64_t device_memory = 0;
   for (const size_t child : event.children) {
-    called_us += all[child].elapsed_us();
     cpu_memory += all[child].cpu_memory;
     device_memory += all[child].device_memory;
   }
-  entry.self_cpu_time_total += event.elapsed_us() - called_us;
+  entry.self_cpu_time_total += self_cpu_us(event, all);
   entry.self_cpu_memory_usage += event.cpu_memory - cpu_memory;
   entry.self_device_memory_usage += event.device_memory - device_memory;
 }

@@ -4,11 +4,14 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/file_io.h>
 #include <ddp/internal/text.h>
 
 #include "key_averages.h"
+#include "profiler/stacks/stack_lines.h"
 #include "recording.h"
 #include "schedule.h"
+#include "trace_file.h"
 
 namespace ddp {
 
@@ -86,8 +89,8 @@ void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
     }
   }
   if (work.prepare) {
-    recording_ = std::make_unique<profiling::Recording>(
-        profiling::RecordingOptions{options_.record_shapes(), options_.profile_memory()});
+    recording_ = std::make_unique<profiling::Recording>(profiling::RecordingOptions{
+        options_.record_shapes(), options_.profile_memory(), options_.with_stack()});
   }
   if (work.start && recording_) recording_->start();
   if (error) std::rethrow_exception(error);
@@ -120,6 +123,21 @@ profiling::Trace& Profiler::trace(const char* call) const {
 
 void Profiler::export_chrome_trace(const std::string& path) {
   trace("export_chrome_trace").save(path);
+}
+
+void Profiler::export_stacks(const std::string& path, const std::string& metric) const {
+  const auto& recorded = trace("export_stacks");
+  DDP_CHECK(
+      recorded.options().with_stack,
+      "Profiler: expected with_stack(true) for export_stacks, got a recording without stacks. Set "
+      "it in ProfilerOptions.");
+  profiling::check_stack_metric(metric);
+  profiling::check_trace_path(path, "file of stacks");
+  auto events = profiling::function_events(recorded.events());
+  profiling::build_tree(events);
+  profiling::take_stacks_of_forward(events);
+  const auto lines = profiling::stack_lines(events, metric);
+  replace_file(path, [&](OutputFile& file) { file.write(lines.data(), lines.size()); });
 }
 
 KeyAverages Profiler::key_averages(bool group_by_input_shape) const {

@@ -13,6 +13,7 @@
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include "profiler/stacks/frames.h"
 #include "trace_file.h"
 
 namespace torch::autograd::profiler {
@@ -30,7 +31,8 @@ std::atomic<bool> is_recording{false};
 
 kineto::ProfilerConfig config_of(const RecordingOptions& options) {
   return kineto::ProfilerConfig(
-      kineto::ProfilerState::KINETO, options.record_shapes, options.profile_memory);
+      kineto::ProfilerState::KINETO, options.record_shapes, options.profile_memory,
+      options.with_stack);
 }
 
 /// The accelerator of this process whose kernels Kineto records; nothing without one.
@@ -67,7 +69,11 @@ RawEvent raw_event(const kineto::KinetoEvent& event) {
   raw.is_async = event.isAsync();
   raw.is_hidden = event.isHiddenEvent();
   raw.is_user_annotation = is_annotation(event);
+  raw.is_backward = event.scope() == static_cast<uint8_t>(at::RecordScope::BACKWARD_FUNCTION);
   if (event.hasShapes()) raw.shapes = event.shapes().vec();
+  raw.sequence_number = event.sequenceNr();
+  raw.forward_thread = event.fwdThreadId();
+  raw.stack = event.stack().vec();
   return raw;
 }
 
@@ -75,6 +81,7 @@ RawEvent raw_event(const kineto::KinetoEvent& event) {
 void add_metadata(const RecordingOptions& options) {
   if (options.profile_memory) kineto::addMetadataJson("profile_memory", "1");
   if (options.record_shapes) kineto::addMetadataJson("record_shapes", "1");
+  if (options.with_stack) kineto::addMetadataJson("with_stack", "1");
   if (!is_initialized()) return;
   kineto::addMetadataJson(
       "distributedInfo",
@@ -120,6 +127,10 @@ Recording::Claim::~Claim() {
 Recording::Recording(const RecordingOptions& options)
     : options_(options), accelerator_(recorded_accelerator()) {
   kineto::prepareProfiler(config_of(options_), activities(accelerator_));
+  if (!options_.with_stack) return;
+  // Already in warmup: unwinding takes a hundred times as long the first time at a place.
+  capture_ = std::make_unique<StackCapture>();
+  frames_ = std::make_shared<Frames>();
 }
 
 Recording::~Recording() {
@@ -139,8 +150,25 @@ Recording::~Recording() {
   }
 }
 
+void Recording::enable() {
+  if (!options_.with_stack) {
+    kineto::enableProfiler(config_of(options_), activities(accelerator_));
+    return;
+  }
+  // LibTorch itself records frames of TorchScript, which are within those of C++.
+  const auto add_frames = [all = frames_](
+                              int64_t number, std::vector<std::string>& stack,
+                              std::vector<std::string>& /*modules*/) {
+    if (number < 0 || number >= static_cast<int64_t>(all->size())) return;
+    const auto& frames = (*all)[static_cast<size_t>(number)];
+    stack.insert(stack.end(), frames.begin(), frames.end());
+  };
+  kineto::enableProfilerWithEventPostProcess(
+      config_of(options_), activities(accelerator_), add_frames);
+}
+
 void Recording::start() {
-  kineto::enableProfiler(config_of(options_), activities(accelerator_));
+  enable();
   thread_ = std::this_thread::get_id();
   stage_ = Stage::Started;
   add_metadata(options_);
@@ -149,6 +177,8 @@ void Recording::start() {
 std::unique_ptr<Trace> Recording::stop() {
   // Running kernels belong to the recording.
   if (accelerator_) at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
+  if (capture_) *frames_ = frames_of(capture_->stacks());
+  capture_.reset();
   stage_ = Stage::Stopped;
   const auto device = accelerator_ ? c10::DeviceTypeName(*accelerator_) : "";
   return std::make_unique<Trace>(kineto::disableProfiler(), options_, device);

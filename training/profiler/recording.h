@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "events.h"
+#include "profiler/stacks/capture.h"
 
 namespace torch::autograd::profiler {
 struct ProfilerResult;
@@ -17,6 +18,7 @@ namespace ddp::profiling {
 struct RecordingOptions {
   bool record_shapes = false;
   bool profile_memory = false;
+  bool with_stack = false;
 };
 
 /// A recording that ended.
@@ -72,12 +74,17 @@ class Recording {
     bool is_permanent = false;  // until the process ends
   };
   enum class Stage { Prepared, Started, Stopped };
+  using Frames = std::vector<std::vector<std::string>>;  // of each stack
+
+  void enable();
 
   Claim claim_;
   RecordingOptions options_;
   const std::optional<c10::DeviceType> accelerator_;
   Stage stage_ = Stage::Prepared;
   std::thread::id thread_;
+  std::unique_ptr<StackCapture> capture_;  // with_stack
+  std::shared_ptr<Frames> frames_;         // filled by stop(), read by LibTorch
 };
 
 }  // namespace ddp::profiling

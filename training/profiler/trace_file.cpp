@@ -39,19 +39,18 @@ std::string end_of_file(std::ifstream& file) {
 
 }  // namespace
 
-void check_trace_path(const std::string& path) {
+void check_trace_path(const std::string& path, const char* content) {
   DDP_CHECK_VALUE(
-      !ends_with(path, ".gz"),
-      "Profiler: expected a path of a trace that does not end with .gz, got ", path,
-      ". Export plain JSON and compress the file.");
+      !ends_with(path, ".gz"), "Profiler: expected a path of a ", content,
+      " that does not end with .gz, got ", path, ". Export a plain file and compress it.");
   const auto folder = folder_above(path);
   DDP_CHECK(
-      kind_of_path(folder) == PathKind::Folder, "Profiler: expected the folder of the trace ", path,
-      ", got none. Make it first.");
+      kind_of_path(folder) == PathKind::Folder, "Profiler: expected the folder of the ", content,
+      ' ', path, ", got none. Make it first.");
   struct stat info {};
   DDP_CHECK_VALUE(
       stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode),
-      "Profiler: expected a file to write the trace to, got ", path,
+      "Profiler: expected a file to write the ", content, " to, got ", path,
       ", which is none. Name a file.");
 }
 

@@ -6,11 +6,11 @@
 
 namespace ddp::profiling {
 
-/// Checks that a trace may be written there.
+/// Checks that a trace may be written there, or what `content` names.
 ///
 /// \throws c10::ValueError  the path ends with ".gz", or names something that is no file.
 ///         c10::Error  with the system's reason.
-void check_trace_path(const std::string& path);
+void check_trace_path(const std::string& path, const char* content = "trace");
 
 /// Replaces a trace by what `write` writes, to a path of its own: of ranks that write to one path
 /// at a time, the last one's trace stays, whole.

@@ -48,6 +48,10 @@ struct DDP_API ProfilerOptions {
   TORCH_ARG(bool, record_shapes) = false;
   /// Records allocations and frees. Default: false
   TORCH_ARG(bool, profile_memory) = false;
+  /// Records which functions of the program call the operators and ranges: for export_stacks() and
+  /// as "Call stack" in the trace. Python's, for C++. Needs addr2line of binutils, and -g for
+  /// lines. Default: false
+  TORCH_ARG(bool, with_stack) = false;
   /// Called on the thread of the loop, once the last active step of a cycle is over. May export and
   /// average; may not step or stop the profiler.
   TORCH_ARG(std::function<void(Profiler&)>, on_trace_ready) = nullptr;
@@ -157,6 +161,22 @@ class DDP_API Profiler {
   /// \throws c10::Error  there is no recording yet, or the file cannot be written.
   ///         c10::ValueError  the path ends with ".gz".
   void export_chrome_trace(const std::string& path);
+
+  /// Writes the stacks of the last finished recording for flamegraph.pl or speedscope.app, with the
+  /// microseconds spent below each: "main;train.cpp(12):_train();aten::mm 123".
+  ///
+  /// A frame is `file(line):_function` in code compiled with -g, else the function; the last one is
+  /// the operator. Frames of LibTorch are left out. As in Python, operators of a backward pass have
+  /// the stack of the forward call whose gradient they compute, here with the node of autograd
+  /// after it. Unlike in Python, equal stacks are one line.
+  ///
+  /// \param path  not ".gz". A file that is there is replaced.
+  /// \param metric  "self_cpu_time_total", or "self_cuda_time_total" for time of kernels.
+  /// \throws c10::Error  there is no recording yet, it is without with_stack, or the file cannot be
+  ///         written.  c10::ValueError  another metric, or the path ends with ".gz".
+  /// Cost: O(n log n) in its events.
+  void export_stacks(
+      const std::string& path, const std::string& metric = "self_cpu_time_total") const;
 
   /// Sums up the last finished recording.
   ///
