@@ -75,7 +75,7 @@ struct FloatCode {
   }
 
  private:
-  // Of ?: with floats, and of std::max, GCC 12 makes branches, which keep loops from vectors.
+  // GCC 12 makes branches of ?: with floats and of std::max, which keep loops from vectors.
   static int32_t either(bool is_first, int32_t first, int32_t second) {
     const int32_t mask = -static_cast<int32_t>(is_first);
     return (first & mask) | (second & ~mask);

@@ -12,7 +12,7 @@ namespace ddp {
 /// points as floats, and then a byte a value. Blocks begin anew in every row.
 ///
 /// A value is scale * (byte - zero point). Without zero points that is 128, and bytes are 1 to 255.
-/// Of a `dtype` of fp8 a value is scale * number, and the byte has the number's bits.
+/// With a `dtype` of fp8 a value is scale * number, and the byte has the number's bits.
 struct RowLayout {
   /// The layout that cuts `values` into `rows`.
   ///
