@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include <ATen/ceil_div.h>
@@ -14,30 +13,28 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 
+#include "byte_codes.h"
+
 namespace ddp {
 namespace {
 
-constexpr float kLevels = 255;       // between the least and the largest byte
-constexpr float kLargestByte = 127;  // in magnitude, without zero points
-constexpr float kMiddle = 128;       // the byte of 0, without zero points
+constexpr float kLevels = 255;  // between the least and the largest byte
 
 struct Range {
   // The range of a block's values: NaN where one of them is NaN.
-  static Range of(const float* values, int64_t count, bool has_zero_points) {
-    return has_zero_points ? with_zero_point(values, count) : symmetric(values, count);
+  static Range of(const float* values, int64_t count, const RowLayout& layout) {
+    return layout.has_zero_points ? with_zero_point(values, count)
+                                  : symmetric(values, count, layout);
   }
 
-  static Range symmetric(const float* values, int64_t count) {
+  static Range symmetric(const float* values, int64_t count, const RowLayout& layout) {
     // As integers, magnitudes are in the same order, infinity is above them, and NaN is largest.
     int32_t largest = 0;
     for (int64_t i = 0; i < count; ++i) {
-      int32_t bits = 0;
-      std::memcpy(&bits, values + i, sizeof(bits));
-      largest = std::max(largest, bits & 0x7fffffff);
+      largest = std::max(largest, static_cast<int32_t>(bits_of(values[i]) & 0x7fffffffU));
     }
-    float magnitude = 0;
-    std::memcpy(&magnitude, &largest, sizeof(magnitude));
-    return {magnitude / kLargestByte, kMiddle, -kLargestByte, kLargestByte};
+    const float most = layout.largest();
+    return {float_of(static_cast<uint32_t>(largest)) / most, layout.middle(), -most, most};
   }
 
   static Range with_zero_point(const float* values, int64_t count) {
@@ -71,13 +68,15 @@ struct Row {
   Row(uint8_t* memory, const RowLayout& layout)
       : scales(reinterpret_cast<float*>(memory)),
         zeros(layout.has_zero_points ? scales + layout.blocks() : nullptr),
-        bytes(memory + RowLayout::kFloatBytes * layout.floats()) {}
+        bytes(memory + RowLayout::kFloatBytes * layout.floats()),
+        middle(layout.middle()) {}
 
-  float zero_of(int64_t block) const { return zeros ? zeros[block] : kMiddle; }
+  float zero_of(int64_t block) const { return zeros ? zeros[block] : middle; }
 
   float* scales;
   float* zeros;
   uint8_t* bytes;
+  float middle;
 };
 
 Row row_of(const at::Tensor& bytes, int64_t row, const RowLayout& layout) {
@@ -96,26 +95,26 @@ void for_each_block(int64_t rows, int64_t values, const RowLayout& layout, Visit
   }
 }
 
+// Calls `visit` with the code of a block's bytes.
+template <typename Visit>
+void with_code(const RowLayout& layout, const IntegerCode& integers, const Visit& visit) {
+  if (layout.dtype == at::kFloat8_e4m3fn) return visit(E4m3Code());
+  if (layout.dtype == at::kFloat8_e5m2) return visit(E5m2Code());
+  visit(integers);
+}
+
+template <typename Code>
 void encode_block(
-    const Range range, float* values, int64_t count, uint8_t* bytes, bool keeps_error) {
-  const float divisor = range.scale == 0 ? 1 : range.scale;
-  // Rounds to the nearest, half to even, what is below 2^22; std::nearbyint is a call.
-  constexpr float kRound = 12582912;
-  const auto number_of = [&](float value) {
-    const float number = std::min(std::max(value / divisor, range.least), range.most);
-    return (number + kRound) - kRound;
-  };
-  const auto byte_of = [&](float number) {
-    return static_cast<uint8_t>(static_cast<int32_t>(number + range.zero));
-  };
+    const Code& code, float scale, float* values, int64_t count, uint8_t* bytes, bool keeps_error) {
+  const float divisor = scale == 0 ? 1 : scale;
   if (!keeps_error) {
-    for (int64_t i = 0; i < count; ++i) bytes[i] = byte_of(number_of(values[i]));
+    for (int64_t i = 0; i < count; ++i) bytes[i] = code.byte_of(code.rounded(values[i] / divisor));
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    const float number = number_of(values[i]);
-    bytes[i] = byte_of(number);
-    values[i] -= number * range.scale;
+    const float number = code.rounded(values[i] / divisor);
+    bytes[i] = code.byte_of(number);
+    values[i] -= number * scale;
   }
 }
 
@@ -142,14 +141,14 @@ Header header_of(const at::Tensor& bytes, const RowLayout& layout) {
                           .unsqueeze(2);
   const int64_t blocks = layout.blocks();
   const auto scales = floats.narrow(1, 0, blocks);
-  if (!layout.has_zero_points) return {scales, at::full({}, kMiddle, floats.options())};
+  if (!layout.has_zero_points) return {scales, at::full({}, layout.middle(), floats.options())};
   return {scales, floats.narrow(1, blocks, blocks)};
 }
 
 Header header_for(const at::Tensor& blocks, const RowLayout& layout, bool is_one_range) {
   if (!layout.has_zero_points) {
-    const auto scales = blocks.abs().amax(2, /*keepdim=*/true).div_(kLargestByte);
-    return {scales, at::full({}, kMiddle, blocks.options())};
+    const auto scales = blocks.abs().amax(2, /*keepdim=*/true).div_(layout.largest());
+    return {scales, at::full({}, layout.middle(), blocks.options())};
   }
   auto low = blocks.amin(2, /*keepdim=*/true).clamp_max_(0);
   auto high = blocks.amax(2, /*keepdim=*/true).clamp_min_(0);
@@ -165,10 +164,17 @@ Header header_for(const at::Tensor& blocks, const RowLayout& layout, bool is_one
 
 }  // namespace
 
-RowLayout::RowLayout(int64_t values, int64_t rows, int64_t block, bool has_zero_points)
-    : has_zero_points(has_zero_points) {
+RowLayout::RowLayout(
+    int64_t values, int64_t rows, int64_t block, bool has_zero_points, at::ScalarType dtype)
+    : has_zero_points(has_zero_points), dtype(dtype) {
   share = at::round_up(at::ceil_div(values, rows), kFloatBytes);
   this->block = block == 0 ? share : std::min(block, share);
+}
+
+float RowLayout::largest() const {
+  if (dtype == at::kFloat8_e4m3fn) return E4m3Code::kMost;
+  if (dtype == at::kFloat8_e5m2) return E5m2Code::kMost;
+  return 127;
 }
 
 at::Tensor encode_rows(
@@ -184,14 +190,12 @@ at::Tensor encode_rows(
     for (int64_t i = from; i < from + count; ++i) data[i] += feedback[i];
   };
   if (options.is_one_range) add(0, values.numel());
-  const auto whole =
-      options.is_one_range ? Range::of(data, values.numel(), layout.has_zero_points) : Range();
+  const auto whole = options.is_one_range ? Range::of(data, values.numel(), layout) : Range();
   for_each_block(
       rows, values.numel(), layout, [&](int64_t row, int64_t block, int64_t from, int64_t count) {
         auto* const block_values = data + from;
         if (!options.is_one_range) add(from, count);
-        const auto range =
-            options.is_one_range ? whole : Range::of(block_values, count, layout.has_zero_points);
+        const auto range = options.is_one_range ? whole : Range::of(block_values, count, layout);
         const auto to = row_of(bytes, row, layout);
         to.scales[block] = range.scale;
         if (to.zeros) to.zeros[block] = range.zero;
@@ -200,7 +204,9 @@ at::Tensor encode_rows(
           std::fill_n(block_bytes, count, static_cast<uint8_t>(range.zero));
           if (options.keeps_error) std::fill_n(block_values, count, range.scale);
         } else {
-          encode_block(range, block_values, count, block_bytes, options.keeps_error);
+          with_code(layout, {range.zero, range.least, range.most}, [&](const auto& code) {
+            encode_block(code, range.scale, block_values, count, block_bytes, options.keeps_error);
+          });
         }
         // A receiver decodes a whole row.
         const int64_t room = std::min(layout.block, layout.share - block * layout.block);
@@ -220,11 +226,10 @@ at::Tensor mean_of_rows(const at::Tensor& bytes, const RowLayout& layout) {
     for (int64_t r = 0; r < rows; ++r) {
       const auto row = row_of(bytes, r, layout);
       const float scale = row.scales[block];
-      const float zero = row.zero_of(block);
       const auto* const from_row = row.bytes + from;
-      for (int64_t i = 0; i < count; ++i) {
-        sum[i] += (static_cast<float>(from_row[i]) - zero) * scale;
-      }
+      with_code(layout, {row.zero_of(block)}, [&](const auto& code) {
+        for (int64_t i = 0; i < count; ++i) sum[i] += code.number_of(from_row[i]) * scale;
+      });
     }
     for (int64_t i = 0; i < count; ++i) sum[i] /= static_cast<float>(rows);
   });
@@ -235,7 +240,7 @@ at::Tensor are_rows_finite(const at::Tensor& bytes, const RowLayout& layout, at:
   const auto header = header_of(bytes, layout);
   const auto largest = layout.has_zero_points
                            ? header.scales * at::maximum(header.zeros, kLevels - header.zeros)
-                           : header.scales * kLargestByte;
+                           : header.scales * layout.largest();
   return largest.to(dtype).isfinite().all();
 }
 
@@ -253,13 +258,12 @@ void decode_rows(
       [&](int64_t row, int64_t block, int64_t from, int64_t count) {
         const auto source = row_of(bytes, row, layout);
         const float scale = source.scales[block];
-        const float zero = source.zero_of(block);
         const auto* const block_bytes = source.bytes + block * layout.block;
         auto* const to = data + from;
         if (kept) std::copy_n(to, count, kept + from);
-        for (int64_t i = 0; i < count; ++i) {
-          to[i] = (static_cast<float>(block_bytes[i]) - zero) * scale;
-        }
+        with_code(layout, {source.zero_of(block)}, [&](const auto& code) {
+          for (int64_t i = 0; i < count; ++i) to[i] = code.number_of(block_bytes[i]) * scale;
+        });
       });
 }
 
@@ -273,11 +277,19 @@ at::Tensor encode_rows(
       in_blocks(at::constant_pad_nd(values, {0, missing}).view({rows, layout.share}), layout);
   const auto header = header_for(blocks, layout, options.is_one_range);
   const auto divisors = header.scales.masked_fill(header.scales == 0, 1);
-  const float least = layout.has_zero_points ? 0 : kMiddle - kLargestByte;
   const auto numbers = blocks.div(divisors);
-  numbers.copy_(at::clamp(numbers, least - header.zeros, kLevels - header.zeros));
-  numbers.round_().nan_to_num_(0);
-  const auto bytes = in_rows((numbers + header.zeros).to(at::kByte), layout);
+  at::Tensor bytes;
+  if (layout.is_float()) {
+    numbers.clamp_(-layout.largest(), layout.largest()).nan_to_num_(0);
+    const auto floats = numbers.to(layout.dtype);
+    numbers.copy_(floats);
+    bytes = in_rows(floats.view(at::kByte), layout);
+  } else {
+    const float least = layout.has_zero_points ? 0 : layout.middle() - layout.largest();
+    numbers.copy_(at::clamp(numbers, least - header.zeros, kLevels - header.zeros));
+    numbers.round_().nan_to_num_(0);
+    bytes = in_rows((numbers + header.zeros).to(at::kByte), layout);
+  }
   if (options.keeps_error) {
     const auto decoded = in_rows(numbers.mul_(header.scales), layout).flatten();
     values.sub_(decoded.narrow(0, 0, values.numel()));
@@ -294,9 +306,8 @@ namespace {
 // [rows, share]
 at::Tensor decoded(const at::Tensor& bytes, const RowLayout& layout) {
   const auto header = header_of(bytes, layout);
-  const auto numbers = in_blocks(
-      bytes.narrow(1, RowLayout::kFloatBytes * layout.floats(), layout.share).to(at::kFloat),
-      layout);
+  const auto codes = bytes.narrow(1, RowLayout::kFloatBytes * layout.floats(), layout.share);
+  const auto numbers = in_blocks(codes.view(layout.dtype).to(at::kFloat), layout);
   return in_rows((numbers - header.zeros).mul_(header.scales), layout);
 }
 

@@ -40,6 +40,7 @@ std::vector<std::pair<std::string, ddp::CommHook>> all_hooks() {
       {"fp16_compress", hooks::fp16_compress()},
       {"bf16_compress", hooks::bf16_compress()},
       {"int8_compress", hooks::int8_compress()},
+      {"fp8_compress", hooks::fp8_compress()},
       {"PowerSGD, rank 1", hooks::power_sgd(of_rank(1))},
       {"PowerSGD, rank 4", hooks::power_sgd(of_rank(4))},
       {"PowerSGD, rank 4, bf16", hooks::bf16_compress_wrapper(hooks::power_sgd(of_rank(4)))},

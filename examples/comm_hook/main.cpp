@@ -38,6 +38,7 @@ const std::map<std::string, std::function<ddp::CommHook()>> kHooks = {
     {"fp16", [] { return fp16_compress(); }},
     {"bf16", [] { return bf16_compress(); }},
     {"int8", [] { return int8_compress(); }},
+    {"fp8", [] { return fp8_compress(); }},
     {"power_sgd",
      [] { return power_sgd(PowerSGDOptions().matrix_approximation_rank(2).start_iter(10)); }},
     {"power_sgd_bf16",

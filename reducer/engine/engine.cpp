@@ -19,6 +19,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "gradients/sharded_gradients.h"
+#include "stats/device_utilization.h"
 #include "status/problem_report.h"
 
 namespace ddp {
@@ -149,6 +150,12 @@ std::function<std::optional<double>()> inter_host_time(
   };
 }
 
+// Looks for the driver's libraries only where steps are sampled.
+std::function<std::optional<int>()> utilization_of(c10::Device device, int64_t stats_every) {
+  if (!device.is_cuda() || stats_every == 0) return nullptr;
+  return device_utilization(device.index());
+}
+
 BucketSchedule make_schedule(
     const std::vector<NamedParameter>& parameters, const ReducerOptions& options, int ranks) {
   const bool skips = options.find_unused_parameters() && !options.static_graph();
@@ -187,7 +194,8 @@ Reducer::Engine::Engine(
       observers_{
           StepRecorder(
               group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0,
-              device_with_times(*group_, buckets_), inter_host_time(*group_, buckets_)),
+              device_with_times(*group_, buckets_), inter_host_time(*group_, buckets_),
+              utilization_of(device(), options.stats_every())),
           ComputeTimer(
               options.stats_every() > 0 && group_->getSize() > 1,
               device_with_times(*group_, buckets_))},

@@ -4,6 +4,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include <ATen/core/functional.h>
 #include <ddp/collectives.h>
@@ -20,8 +21,8 @@ void write_step(std::ostream& out, const StepStats& step) {
   out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.begin_unix_ns << ' '
       << step.step_ms << ' ' << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms
       << ' ' << step.data_ms << ' ' << step.inter_host_ms << ' ' << step.intra_host_ms << ' '
-      << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
-      << step.buckets.size();
+      << step.communication_ms << ' ' << step.exposed_ms << ' '
+      << step.device_utilization.value_or(-1) << ' ' << step.bytes << ' ' << step.buckets.size();
   for (const auto& bucket : step.buckets) {
     out << ' ' << bucket.bytes << ' ' << bucket.ready_ms << ' ' << bucket.launched_ms << ' '
         << bucket.done_ms;
@@ -31,10 +32,13 @@ void write_step(std::ostream& out, const StepStats& step) {
 
 bool read_step(std::istream& in, StepStats& step) {
   size_t buckets = 0;
+  int utilization = -1;
   in >> step.rank >> step.step >> step.begin_us >> step.begin_unix_ns >> step.step_ms >>
       step.forward_ms >> step.compute_ms >> step.total_ms >> step.data_ms >> step.inter_host_ms >>
-      step.intra_host_ms >> step.communication_ms >> step.exposed_ms >> step.bytes >> buckets;
+      step.intra_host_ms >> step.communication_ms >> step.exposed_ms >> utilization >> step.bytes >>
+      buckets;
   if (!in) return false;
+  step.device_utilization = utilization < 0 ? std::nullopt : std::optional(utilization);
   step.buckets.resize(buckets);
   for (auto& bucket : step.buckets) {
     in >> bucket.bytes >> bucket.ready_ms >> bucket.launched_ms >> bucket.done_ms;
@@ -86,6 +90,15 @@ std::string verdict(double communication, double overlap) {
                                              : "communication is fair (20% to 40%)";
   text += overlap > kHidden ? ", overlap is good (above 0.7)" : ", overlap is low (up to 0.7)";
   return text;
+}
+
+std::string summary_of_device(const std::vector<StepStats>& steps) {
+  std::vector<double> known;
+  for (const auto& step : steps) {
+    if (step.device_utilization) known.push_back(*step.device_utilization);
+  }
+  if (known.empty()) return "";
+  return formatted("; the GPU is busy %.0f%% of the time", median(std::move(known)));
 }
 
 std::string summary_of_stragglers(const std::vector<Straggler>& stragglers) {
@@ -151,6 +164,7 @@ std::string summary(const ReductionStats& stats) {
       median_of(steps, [](const auto& s) { return s.compute_ms - s.forward_ms; });
   text += "; " + verdict(share_of_step(communication), overlap) +
           formatted(", backward takes %.0f%%", 100 * share_of_step(backward));
+  text += summary_of_device(steps);
   text += summary_of_stragglers(stats.stragglers);
   if (stats.tuning) text += summary_of_tuning(*stats.tuning);
   return text;

@@ -151,6 +151,8 @@ void StepRecorder::end_pass(bool joined) {
   if (!sample) return;
   sample->end = last_end_;
   if (sample->inter_host_ms) *sample->inter_host_ms = *inter_host_ms_() - *sample->inter_host_ms;
+  // The driver's last period has begun before the first steps.
+  if (utilization_ && step_ > first_) sample->stats.device_utilization = utilization_();
   ending_.push_back(sample);
   take_ended();
 }

@@ -55,14 +55,18 @@ class StepRecorder final : public PassObserver {
   /// \param more  further first steps to sample.
   /// \param device  whose collectives make a stream wait; none: the host takes the times.
   /// \param inter_host_ms  the time between hosts until now; unset: unknown. Null: always.
+  /// \param utilization  how busy the device is, in percent, for the sampled steps after the first
+  ///        ones; unset: unknown. Null: always.
   StepRecorder(
       int rank, int64_t every, int64_t more = 0, std::optional<c10::Device> device = {},
-      std::function<std::optional<double>()> inter_host_ms = nullptr)
+      std::function<std::optional<double>()> inter_host_ms = nullptr,
+      std::function<std::optional<int>()> utilization = nullptr)
       : rank_(rank),
         every_(every),
         first_(kFirst + more),
         device_(device),
-        inter_host_ms_(std::move(inter_host_ms)) {}
+        inter_host_ms_(std::move(inter_host_ms)),
+        utilization_(std::move(utilization)) {}
 
   /// The step begins with the last forward before a reduced backward.
   void begin_forward(int64_t step) override;
@@ -144,6 +148,7 @@ class StepRecorder final : public PassObserver {
   Moment last_end_;          // of a step before one that is sampled
   double optimizer_ms_ = 0;  // OptimizerTime::total_ms() at that end
   std::function<std::optional<double>()> inter_host_ms_;
+  std::function<std::optional<int>()> utilization_;
   std::deque<std::shared_ptr<Sample>> ending_;  // that the device may not have ended
   std::deque<StepStats> steps_;
 };

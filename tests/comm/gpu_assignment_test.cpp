@@ -7,8 +7,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "support/warnings.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 

@@ -152,8 +152,8 @@ TEST_CASE("memory of a collective stays for the stream that waits for it", "[str
 TEST_CASE("compressed gradients are right on streams", "[streams]") {
   Trained training;
   training.steps = 6;
-  const std::string name =
-      GENERATE("power_sgd", "top_k", "int8", "int8 of channels", "fp16", "power_sgd in fp16");
+  const std::string name = GENERATE(
+      "power_sgd", "top_k", "int8", "int8 of channels", "fp8", "fp16", "power_sgd in fp16");
   const bool together = GENERATE(false, true);
   CAPTURE(name, together);
   if (together) training.options.bucket_cap_mb_list({1.0});
@@ -166,6 +166,7 @@ TEST_CASE("compressed gradients are right on streams", "[streams]") {
         name == "power_sgd" ? power_sgd()
         : name == "top_k"   ? hooks::top_k(hooks::TopKOptions().ratio(0.25), group)
         : name == "int8"    ? hooks::int8_compress({}, group)
+        : name == "fp8"     ? hooks::fp8_compress({}, group)
         : name == "int8 of channels"
             ? hooks::int8_compress(
                   hooks::Int8Options().block(16).per(hooks::Quantization::Channel), group)

@@ -172,6 +172,8 @@ const std::vector<Choice>& choices() {
         {"bf16_wrapper", 1, "hooks::bf16_compress_wrapper hooks::top_k"},
         {"int8", 1, "hooks::int8_compress Int8Options block"},
         {"int8_channels", 1, "hooks::Int8Compress error_feedback per Quantization"},
+        {"fp8", 1, "hooks::fp8_compress Fp8Options block"},
+        {"fp8_blocks", 1, "hooks::Fp8Compress error_feedback dtype"},
         {"power_sgd", 1, "hooks::PowerSGD PowerSGDOptions start_iter min_compression_rate"},
         {"power_sgd_whole", 1,
          "hooks::power_sgd matrix_approximation_rank use_error_feedback warm_start "
@@ -372,7 +374,7 @@ const std::vector<Rule>& rules() {
       {"units=no_root", "passes=accumulate|sync_in_backward|averaged_then_accumulate"},
       {"units=no_root", "clip=*"},
       {"evaluation=one_rank", "layer=gathered|exchanged"},
-      {"hook=fp16|bf16|int8|int8_channels", "scaler=*"},
+      {"hook=fp16|bf16|int8|int8_channels|fp8|fp8_blocks", "scaler=*"},
       {"output=*", "resumed_as=*"},
       // run() casts no inputs, and does not know how many samples they are.
       {"output=run", "precision=*"},
@@ -527,7 +529,7 @@ const std::vector<Rule>& rules() {
       {"buffers_of=*", "training=averager|diloco", "", "hook=noop"},
       {"training=averager|diloco",
        "hook=own|all_reduce|fp16|bf16|fp16_wrapper|bf16_wrapper|power_sgd|power_sgd_whole|top_k|"
-       "top_k_late|top_k_half|int8|int8_channels"},
+       "top_k_late|top_k_half|int8|int8_channels|fp8|fp8_blocks"},
       {"training=diloco", "hook=*"},
       {"locally=no_sync", "hook=*"},
       {"passes=accumulate|sync_in_backward|averaged_then_accumulate", "training=averager", "",
@@ -546,9 +548,9 @@ const std::vector<Rule>& rules() {
       {"precision=*", "layer=sync_batch_norm|buffers|complex|embedding_max_norm|clamped|gru"},
       {"layer=complex", "training=diloco"},
       {"layer=clamped|embedding_max_norm|sync_batch_norm", "training=averager|diloco"},
-      {"mesh=*", "hook=power_sgd|top_k_half|int8_channels"},
+      {"mesh=*", "hook=power_sgd|top_k_half|int8_channels|fp8_blocks"},
       // Refused, as its buckets are complex.
-      {"hook=int8|int8_channels", "layer=complex"},
+      {"hook=int8|int8_channels|fp8|fp8_blocks", "layer=complex"},
       // What counts averaged backward passes.
       {"hook=power_sgd", "passes=two_averaged|retain_graph|two_forwards|averaged_then_accumulate"},
       {"mesh=*", "precision=*"},
@@ -571,7 +573,7 @@ const std::vector<Rule>& rules() {
       {"precision=*", "hook=fp16|bf16|fp16_wrapper|bf16_wrapper|power_sgd_whole"},
       {"hook=fp16_wrapper|bf16_wrapper|power_sgd|power_sgd_whole|top_k_half", "scaler=*"},
       // Hooks begin anew.
-      {"hook=power_sgd|power_sgd_whole|top_k_half|int8_channels", "reload=*"},
+      {"hook=power_sgd|power_sgd_whole|top_k_half|int8_channels|fp8_blocks", "reload=*"},
       {"schedule_of_rate=*", "join=*"},
       {"schedule_of_rate=*", "exception=*"},
       // What the documentation refuses.

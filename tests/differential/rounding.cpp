@@ -31,9 +31,9 @@ Precision precision_of(const Program& program) {
   }
   if (program.is("hook", "fp16|fp16_wrapper")) result.of_gradients += (ranks + 2) * kOfHalf;
   if (program.is("hook", "bf16|bf16_wrapper")) result.of_gradients += (ranks + 2) * kOfBFloat16;
-  if (program.is("hook", "int8")) {
+  if (program.is("hook", "int8|fp8")) {
     result.of_gradients += (ranks + 6) * kOfFloat;
-    result.least = std::max(result.least, 1e-37);
+    result.least = std::max(result.least, 1e-36);
   }
   // Of sums in another order, which a step may make larger: Adam's divides by the gradient itself.
   result.of_gradients = std::max(result.of_gradients, 4 * kOfDouble);
@@ -95,9 +95,9 @@ std::vector<std::map<std::string, double>> bounds_of(
     }
   }
   // A compressed step: only that replicas are equal.
-  const int known = program.is("hook", "power_sgd|power_sgd_bf16")   ? 2
-                    : program.is("hook", "top_k_half|int8_channels") ? 0
-                                                                     : 9;
+  const int known = program.is("hook", "power_sgd|power_sgd_bf16")              ? 2
+                    : program.is("hook", "top_k_half|int8_channels|fp8_blocks") ? 0
+                                                                                : 9;
   const bool is_end_known = program.number("steps") <= known;
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     for (const auto& [name, value] : expected[rank]) {

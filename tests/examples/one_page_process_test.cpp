@@ -77,7 +77,8 @@ TEST_CASE("an example starts its ranks itself", "[examples][process]") {
 
 TEST_CASE("all hooks of the example train", "[examples][process]") {
   const std::string hook = GENERATE(
-      "all_reduce", "fp16", "bf16", "int8", "power_sgd", "power_sgd_bf16", "top_k", "majority");
+      "all_reduce", "fp16", "bf16", "int8", "fp8", "power_sgd", "power_sgd_bf16", "top_k",
+      "majority");
   const auto job = run_on(2, "comm_hook", {"--hook", hook, "--epochs", "3"});
   INFO(job.output);
   CHECK(job.code == 0);

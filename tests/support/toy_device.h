@@ -74,11 +74,11 @@ struct Device {
   std::set<std::pair<void*, c10::StreamId>> recorded;  // by record_stream
   std::set<const void*> pinned;
   std::atomic<bool> has_pinned_memory{true};  // else its allocation throws
-  int events = 0;                  // that exist
-  int events_made = 0;             // since forget(), as the next
-  int pinned_made = 0;             // pieces of pinned memory
-  std::atomic<int> host_waits{0};  // synchronizations, and copies that block
-  std::atomic<int> polls{0};       // of the echo's collectives
+  int events = 0;                             // that exist
+  int events_made = 0;                        // since forget(), as the next
+  int pinned_made = 0;                        // pieces of pinned memory
+  std::atomic<int> host_waits{0};             // synchronizations, and copies that block
+  std::atomic<int> polls{0};                  // of the echo's collectives
   std::vector<bool> echo_busy;  // whether a collective of the echo began before the last had ended
 };
 

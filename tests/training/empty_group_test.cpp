@@ -99,6 +99,7 @@ TEST_CASE("an empty group is an error of each wrapper, layer and hook", "[errors
       {"fp16_compress", [](const GroupArg& group) { hooks::fp16_compress(group); }},
       {"bf16_compress", [](const GroupArg& group) { hooks::bf16_compress(group); }},
       {"int8_compress", [](const GroupArg& group) { hooks::int8_compress({}, group); }},
+      {"fp8_compress", [](const GroupArg& group) { hooks::fp8_compress({}, group); }},
       {"power_sgd", [](const GroupArg& group) { hooks::power_sgd({}, group); }},
       {"top_k", [](const GroupArg& group) { hooks::top_k({}, group); }}};
   for (const auto& item : takes) {

@@ -1,18 +1,18 @@
-// Gradients that are sent in one byte each. What Python's quantization hooks make of a bucket is
-// recorded in fixtures/quantization.txt.
+// Gradients that are sent in one byte each, as integers or fp8. What Python's quantization hooks
+// make of a bucket is recorded in fixtures/quantization.txt.
 #include <ddp/int8_compress.h>
 
-#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include <ddp/collective_backend.h>
 #include <ddp/ddp.h>
-#include <ddp/internal/quantized_rows.h>
 #include <torch/torch.h>
 
 #include "support/compare.h"
@@ -27,6 +27,9 @@
 namespace {
 
 using namespace ddp::testing;
+using ddp::hooks::ByteCompress;
+using ddp::hooks::Fp8Compress;
+using ddp::hooks::Fp8Options;
 using ddp::hooks::Int8Compress;
 using ddp::hooks::Int8Options;
 using ddp::hooks::Quantization;
@@ -42,11 +45,39 @@ at::Tensor averaged(const ddp::CommHook& hook, const at::Tensor& gradient) {
   return future->value().toTensor().clone();
 }
 
-std::vector<Int8Options> all_kinds(int64_t block) {
-  const auto options = Int8Options().block(block);
+/// A way to quantize.
+struct Way {
+  std::string name;
+  std::function<ByteCompress(const ddp::GroupArg&)> make;
+  double most_lost;  // of the means of normal values
+  bool is_whole = false;
+};
+
+std::vector<Way> all_ways(int64_t block) {
+  const auto int8 = [block](Quantization per) {
+    return [=](const ddp::GroupArg& group) {
+      return Int8Compress(Int8Options().block(block).per(per), group);
+    };
+  };
+  const auto fp8 = [block](at::ScalarType dtype) {
+    return [=](const ddp::GroupArg& group) {
+      return Fp8Compress(Fp8Options().block(block).dtype(dtype), group);
+    };
+  };
+  // Half a step of each quantization. A step of integers' widest range is 8 / 127; the one below a
+  // float of 4 is 1 / 4 or 1 / 2.
   return {
-      options, Int8Options(options).per(Quantization::Tensor),
-      Int8Options(options).per(Quantization::Channel)};
+      {"int8", int8(Quantization::Block), 0.065},
+      {"int8 of tensors", int8(Quantization::Tensor), 0.065, /*is_whole=*/true},
+      {"int8 of channels", int8(Quantization::Channel), 0.065},
+      {"e4m3", fp8(at::kFloat8_e4m3fn), 0.3},
+      {"e5m2", fp8(at::kFloat8_e5m2), 0.6}};
+}
+
+/// The default ways of int8 and fp8.
+std::vector<Way> both_ways() {
+  const auto all = all_ways(256);
+  return {all[0], all[3]};
 }
 
 /// A step's losses on two ranks of a small net that learns another one.
@@ -115,115 +146,62 @@ class CountingBackend : public ddp::CollectiveBackend {
 
 }  // namespace
 
-TEST_CASE("loops of the CPU encode to the bytes of LibTorch's operations", "[int8][pure]") {
-  const int64_t block = GENERATE(0, 1, 5, 256);
-  const bool has_zero_points = GENERATE(false, true);
-  const bool keeps_error = GENERATE(false, true);
-  for (const int64_t values : {1, 7, 256, 1000, 5000}) {
-    for (const int64_t rows : {1, 3}) {
-      const ddp::RowLayout layout(values, rows, block, has_zero_points);
-      REQUIRE(layout.bytes() % 4 == 0);
-      auto x = draw_values({values}, 3, torch::kFloat);
-      if (values == 256) x.zero_();
-      if (values == 1000) x.mul_(1e-44);
-      if (values == 5000) {
-        x[10] = kInfinite, x[2000] = NAN, x[2001] = -kInfinite;
-        x.narrow(0, 700, 600).zero_();
-      }
-      CAPTURE(block, has_zero_points, values, rows);
-      ddp::EncodeOptions options;
-      options.feedback = draw_values({values}, 4, torch::kFloat) * 0.01;
-      options.keeps_error = keeps_error;
-      options.is_one_range = has_zero_points && block == 0;
-      auto fast = x.clone(), slow = x.clone();
-      const auto bytes = ddp::encode_rows(fast, rows, layout, options);
-      const auto other = ddp::by_operations::encode_rows(slow, rows, layout, options);
-      REQUIRE(bytes.sizes() == other.sizes());
-      // NaN may be any of its bits.
-      if (values != 5000) CHECK(torch::equal(bytes, other));
-      auto of_other = torch::empty_like(x);
-      ddp::decode_rows(other, layout, of_other);
-      const auto is_finite = fast.isfinite();
-      CHECK(torch::allclose(fast.where(is_finite, 0), slow.where(is_finite, 0), 0, 1e-7));
-      CHECK_FALSE(slow.isfinite().logical_and(~is_finite).any().item<bool>());
-      CHECK(torch::allclose(
-          ddp::mean_of_rows(bytes, layout), ddp::by_operations::mean_of_rows(bytes, layout), 1e-6,
-          0, /*equal_nan=*/true));
-      auto kept = torch::empty_like(x);
-      ddp::decode_rows(bytes, layout, fast, kept);
-      ddp::by_operations::decode_rows(bytes, layout, slow);
-      CHECK(torch::allclose(fast, slow, 0, 0, /*equal_nan=*/true));
-      CHECK(torch::allclose(fast, of_other, 0, 0, /*equal_nan=*/true));
-    }
-  }
-}
-
-TEST_CASE("a value is rounded by at most half of its block's step", "[int8][pure]") {
-  const auto x = draw_values({1000}, 1, torch::kFloat);
-  x.narrow(0, 512, 256).zero_();
-  const ddp::RowLayout layout(1000, 1, 256, /*has_zero_points=*/false);
-  CHECK(layout.bytes() == 1000 + 4 * 4);
-  auto error = x.clone();
-  ddp::EncodeOptions options;
-  options.keeps_error = true;
-  const auto bytes = ddp::encode_rows(error, 1, layout, options);
-  auto decoded = torch::empty_like(x);
-  ddp::decode_rows(bytes, layout, decoded);
-  for (int64_t from = 0; from < 1000; from += 256) {
-    const int64_t count = std::min<int64_t>(256, 1000 - from);
-    const auto largest = x.narrow(0, from, count).abs().max().item<double>();
-    CHECK(
-        difference(x.narrow(0, from, count), decoded.narrow(0, from, count)) <=
-        largest / 127 / 2 * 1.0001);
-  }
-  CHECK(torch::equal(decoded.narrow(0, 512, 256), torch::zeros({256})));
-  CHECK(difference(decoded + error, x) < 1e-6);
-}
-
-TEST_CASE("Int8Compress averages, and all ranks have the same bits", "[int8][ranks][many]") {
+TEST_CASE(
+    "gradients in bytes are averaged, and all ranks have the same bits", "[int8][ranks][many]") {
   const int world = GENERATE(1, 2, 3);
   const auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16);
-  for (const auto& options : all_kinds(64)) {
+  for (const auto& way : all_ways(64)) {
     for (const int64_t values : {1, 3, 1000}) {
       const auto gradient = [&](int rank) { return draw_values({values}, 10 + rank, dtype); };
       const auto seen = run_ranks<at::Tensor>(world, [&](const Rank& self) {
-        return averaged(ddp::hooks::int8_compress(options, self.group), gradient(self.rank));
+        return averaged(way.make(self.group), gradient(self.rank));
       });
       auto mean = torch::zeros({values}, torch::kDouble);
       for (int rank = 0; rank < world; ++rank) mean += gradient(rank).to(torch::kDouble) / world;
-      CAPTURE(world, dtype, values, static_cast<int>(options.per()));
+      CAPTURE(world, dtype, values, way.name);
       CHECK(seen[0].scalar_type() == dtype);
       for (const auto& values_of_rank : seen) CHECK(torch::equal(values_of_rank, seen[0]));
-      // Half a step of each quantization; a step of the widest range is 8 / 127.
-      CHECK(difference(seen[0].to(torch::kDouble), mean) < 0.065);
+      CHECK(difference(seen[0].to(torch::kDouble), mean) < way.most_lost);
     }
   }
 }
 
 // The second element is half a step of a rank in each step, or lost by the mean's scale.
-TEST_CASE("Int8Compress sends later what quantization lost", "[int8][ranks]") {
-  const bool is_lost_by_mean = GENERATE(false, true);
-  const auto sums = [&](bool feeds_back) {
-    return run_ranks<at::Tensor>(2, [&](const Rank& self) {
-      const auto hook =
-          ddp::hooks::int8_compress(Int8Options().error_feedback(feeds_back), self.group);
-      // Shares are of 4 values.
-      const auto gradient =
-          is_lost_by_mean
-              ? (self.rank == 0 ? torch::tensor({127.0, 1.0, 0.0, 0.0, 1.0, 0.0, 127.0, 0.0})
-                                : torch::tensor({254.0, 0.0, 0.0, 0.0, 0.0, 0.0, 254.0, 0.0}))
-              : torch::tensor({127.0, 0.25, 0.0, 0.0, 0.25, 0.0, 127.0, 0.0});
-      auto sum = torch::zeros({8});
-      for (int step = 0; step < 60; ++step) sum += averaged(hook, gradient.to(torch::kFloat));
-      return sum;
-    });
+TEST_CASE("what quantization lost is sent later", "[int8][ranks]") {
+  struct Case {
+    std::vector<std::vector<double>> gradients;  // by rank; shares are of 4 values
+    double mean;                                 // of elements 1 and 4
+    double rounded;
+    bool is_fp8;
   };
-  const auto with = sums(true);
-  CHECK(torch::equal(with[0], with[1]));
-  const double expected = 60 * (is_lost_by_mean ? 0.5 : 0.25);
-  for (const int64_t i : {1, 4}) {
-    CHECK(std::abs(with[0][i].item<double>() - expected) <= 3);
-    CHECK(sums(false)[0][i].item<double>() == 0);
+  const std::vector<double> same{127, 0.25, 0, 0, 0.25, 0, 127, 0};
+  const std::vector<double> floats{448, 17, 0, 0, 17, 0, 448, 0};
+  const std::vector<Case> cases{
+      {{same, same}, 0.25, 0, false},
+      {{{127, 1, 0, 0, 1, 0, 127, 0}, {254, 0, 0, 0, 0, 0, 254, 0}}, 0.5, 0, false},
+      {{floats, floats}, 17, 16, true},
+      // Ranks' values are exact, and their mean is not.
+      {{{448, 16, 0, 0, 16, 0, 448, 0}, {448, 18, 0, 0, 18, 0, 448, 0}}, 17, 16, true}};
+  for (const auto& c : cases) {
+    const auto sums = [&](bool feeds_back) {
+      return run_ranks<at::Tensor>(2, [&](const Rank& self) {
+        const auto hook =
+            c.is_fp8
+                ? ddp::hooks::fp8_compress(Fp8Options().error_feedback(feeds_back), self.group)
+                : ddp::hooks::int8_compress(Int8Options().error_feedback(feeds_back), self.group);
+        const auto gradient = torch::tensor(c.gradients[static_cast<size_t>(self.rank)]);
+        auto sum = torch::zeros({8});
+        for (int step = 0; step < 60; ++step) sum += averaged(hook, gradient.to(torch::kFloat));
+        return sum;
+      });
+    };
+    const auto with = sums(true), without = sums(false);
+    CHECK(torch::equal(with[0], with[1]));
+    CAPTURE(c.is_fp8, c.mean);
+    for (const int64_t i : {1, 4}) {
+      CHECK(std::abs(with[0][i].item<double>() - 60 * c.mean) <= 3);
+      CHECK(without[0][i].item<double>() == 60 * c.rounded);
+    }
   }
 }
 
@@ -260,12 +238,13 @@ TEST_CASE("Int8Compress rounds as Python's hooks, and the means again", "[int8][
   CHECK(lines == 8);
 }
 
-TEST_CASE("Int8Compress sends half of bfloat16's bytes, on any number of ranks", "[int8][pure]") {
+TEST_CASE("a byte a value is half of bfloat16's bytes, on any number of ranks", "[int8][pure]") {
+  const bool is_fp8 = GENERATE(false, true);
   const int world = GENERATE(2, 3, 64);
   const auto backend = c10::make_intrusive<CountingBackend>(0, world);
   const auto group = group_over(backend);
   constexpr int64_t kValues = 1'000'000;
-  averaged(ddp::hooks::int8_compress({}, group), torch::ones({kValues}));
+  averaged(both_ways()[is_fp8 ? 1 : 0].make(group), torch::ones({kValues}));
   const auto of_bf16 = 2.0 * 2 * kValues * (world - 1) / world;
   CHECK(static_cast<double>(backend->bytes) <= 0.51 * of_bf16);
   // A byte a value, and a scale for 256 of them.
@@ -291,51 +270,51 @@ TEST_CASE("Int8Compress starts collectives in one order", "[int8][pure]") {
 TEST_CASE("a gradient that is not finite stays so on all ranks", "[int8][ranks]") {
   const float value = GENERATE(as<float>{}, kInfinite, -kInfinite, NAN);
   const auto dtype = GENERATE(torch::kFloat, torch::kHalf);
-  for (const auto& options : all_kinds(8)) {
+  for (const auto& way : all_ways(8)) {
     const auto seen = run_ranks<at::Tensor>(2, [&](const Rank& self) {
       auto gradient = torch::ones({64}, dtype);
       if (self.rank == 1) gradient[40] = value;
-      return averaged(ddp::hooks::int8_compress(options, self.group), gradient);
+      return averaged(way.make(self.group), gradient);
     });
-    CAPTURE(value, static_cast<int>(options.per()));
+    CAPTURE(value, way.name);
     for (const auto& found : seen) {
       CHECK_FALSE(found[40].isfinite().item<bool>());
-      const bool is_whole = options.per() == Quantization::Tensor;
-      CHECK(found.isfinite().sum().item<int64_t>() == (is_whole ? 0 : 56));
+      CHECK(found.isfinite().sum().item<int64_t>() == (way.is_whole ? 0 : 56));
     }
   }
 }
 
-TEST_CASE("Int8Compress trains as without a hook", "[int8][ranks]") {
+TEST_CASE("gradients in bytes train as without a hook", "[int8][ranks]") {
   constexpr int kSteps = 150;
   const auto last_loss = [](const std::vector<double>& losses) {
     double sum = 0;
     for (int i = kSteps - 50; i < kSteps; ++i) sum += losses[static_cast<size_t>(i)] / 50;
     return sum;
   };
-  const auto run = [&](bool has_hook, const Int8Options& options) {
+  const auto run = [&](const Way* way) {
     return run_ranks<std::vector<double>>(2, [&](const Rank& self) {
-      return losses_of(
-          self, has_hook ? ddp::hooks::int8_compress(options, self.group) : nullptr, kSteps);
+      return losses_of(self, way ? ddp::CommHook(way->make(self.group)) : nullptr, kSteps);
     });
   };
-  const auto plain = last_loss(run(false, {})[0]);
+  const auto plain = last_loss(run(nullptr)[0]);
   CHECK(plain < 0.1);
-  for (const auto per : {Quantization::Block, Quantization::Tensor}) {
-    const auto seen = run(true, Int8Options().per(per));
+  for (const auto& way : all_ways(256)) {
+    if (way.name == "int8 of channels") continue;
+    const auto seen = run(&way);
     CHECK(seen[0].back() == seen[1].back());  // the sum of parameters
     const auto loss = last_loss(seen[0]);
-    CAPTURE(plain, loss);
+    CAPTURE(way.name, plain, loss);
     CHECK(std::abs(loss / plain - 1) < 0.03);
   }
 }
 
-TEST_CASE("Int8Compress continues from a checkpoint as if uninterrupted", "[int8][ranks]") {
+TEST_CASE("what was lost continues from a checkpoint as if uninterrupted", "[int8][ranks]") {
   const TemporaryFolder folder;
+  const auto way = GENERATE(from_range(both_ways()));
   const auto gradient = draw_values({100}, 3, torch::kFloat);
   const auto ends = [&](bool is_resumed) {
     return run_ranks<at::Tensor>(2, [&](const Rank& self) {
-      Int8Compress hook({}, self.group);
+      auto hook = way.make(self.group);
       ddp::Checkpointer checkpointer(
           folder.path(), ddp::CheckpointerOptions().process_group(self.group));
       checkpointer.add_per_rank("hook", hook);
@@ -351,9 +330,8 @@ TEST_CASE("Int8Compress continues from a checkpoint as if uninterrupted", "[int8
   };
   const auto whole = ends(false);
   CHECK(all_equal(ends(true), whole));
-  const auto anew = run_ranks<at::Tensor>(2, [&](const Rank& self) {
-    return averaged(ddp::hooks::int8_compress({}, self.group), gradient);
-  });
+  const auto anew = run_ranks<at::Tensor>(
+      2, [&](const Rank& self) { return averaged(way.make(self.group), gradient); });
   CHECK_FALSE(torch::equal(anew[0], whole[0]));
 }
 
@@ -401,6 +379,26 @@ TEST_CASE("Int8Compress keeps errors over no_sync and rebuilt buckets", "[int8][
   }
 }
 
+TEST_CASE("Fp8Compress refuses options and dtypes", "[int8][errors][ranks]") {
+  const auto errors_with = [](const Fp8Options& options, const at::Tensor& gradient) {
+    return errors_of_ranks(2, [&](const Rank& self) {
+      averaged(ddp::hooks::fp8_compress(options, self.group), gradient);
+    });
+  };
+  const auto x = torch::ones({4});
+  CHECK_THAT(
+      errors_with(Fp8Options().block(0), x),
+      Each(ContainsText("Fp8Compress: expected block to be at least 1, got 0")));
+  CHECK_THAT(
+      errors_with(Fp8Options().dtype(torch::kHalf), x),
+      Each(ContainsText(
+          "Fp8Compress: expected dtype to be Float8_e4m3fn or Float8_e5m2, got Half")));
+  CHECK_THAT(
+      errors_with({}, x.to(torch::kInt)),
+      Each(ContainsText(
+          "Fp8Compress: expected gradients of float, double, half or bfloat16, got Int")));
+}
+
 TEST_CASE("Int8Compress refuses options and dtypes", "[int8][errors][ranks]") {
   const auto errors = errors_of_ranks(
       2, [](const Rank& self) { Int8Compress(Int8Options().block(0), self.group); });
@@ -413,14 +411,15 @@ TEST_CASE("Int8Compress refuses options and dtypes", "[int8][errors][ranks]") {
       of_dtype, Each(ContainsText("expected gradients of float, double, half or bfloat16, got ")));
 }
 
-TEST_CASE("Int8Compress in a join sends the error of ranks without input", "[int8][ranks][many]") {
+TEST_CASE("the error of ranks without input is sent in a join", "[int8][ranks][many]") {
+  const auto way = GENERATE(from_range(both_ways()));
   const auto ends = run_ranks<at::Tensor>(3, [&](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8));
     set_waves(*net);
     ddp::DistributedDataParallel model(
         net,
         ddp::DistributedDataParallelOptions().process_group(self.group).bucket_cap_mb_list({1e-4}));
-    model->register_comm_hook(ddp::hooks::int8_compress({}, self.group));
+    model->register_comm_hook(way.make(self.group));
     torch::optim::SGD optimizer(model->parameters(), 0.1);
     const auto train = [&](int steps) {
       for (int step = 0; step < steps; ++step) {

@@ -136,6 +136,7 @@ std::map<std::string, Memory> memories() {
       {"PowerSGD in batches", of_power_sgd(rank(2).batch_tensors_with_same_shape(true))},
       {"PowerSGD without feedback", of_power_sgd(rank(2).use_error_feedback(false))},
       {"int8", of_hook<hooks::Int8Compress>(Int8Options().block(16))},
+      {"fp8", of_hook<hooks::Fp8Compress>(hooks::Fp8Options().block(16))},
       {"int8 of tensors", of_hook<hooks::Int8Compress>(Int8Options().per(Quantization::Tensor))},
       {"TopK", of_hook<hooks::TopK>(TopKOptions().ratio(0.1))},
       {"TopK in bfloat16", in_half},

@@ -24,26 +24,40 @@ namespace {
 
 using QuantizedFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
-void check_options(const Int8Options& options) {
+at::ScalarType checked_fp8(at::ScalarType dtype) {
   DDP_CHECK_VALUE(
-      options.block() >= 1, "Int8Compress: expected block to be at least 1, got ", options.block(),
-      ". 256 is usual.");
+      dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2,
+      "Fp8Compress: expected dtype to be Float8_e4m3fn or Float8_e5m2, got ", dtype,
+      ". The first is usual; fp16_compress sends half.");
+  return dtype;
 }
 
-void check_dtype(const GradBucket& bucket) {
+void check_dtype(const char* subject, const GradBucket& bucket) {
   const auto dtype = bucket.buffer().scalar_type();
   DDP_CHECK(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
-      "Int8Compress: expected gradients of float, double, half or bfloat16, got ", dtype,
+      subject, ": expected gradients of float, double, half or bfloat16, got ", dtype,
       " in bucket ", bucket.index(), ". Register another hook for this model.");
 }
 
 }  // namespace
 
-class Int8Compress::Impl {
+class ByteCompress::Impl {
  public:
-  Impl(const Int8Options& options, const GroupArg& group)
-      : options_(options), group_(group), average_(all_reduce(group)) {}
+  struct Options {
+    const char* subject;  // of errors
+    at::ScalarType dtype;
+    int64_t block;
+    bool error_feedback;
+    Quantization per;
+  };
+
+  Impl(const Options& options, const GroupArg& group)
+      : options_(options), group_(group), average_(all_reduce(group)) {
+    DDP_CHECK_VALUE(
+        options.block >= 1, options.subject, ": expected block to be at least 1, got ",
+        options.block, ". 256 is usual.");
+  }
 
   void rebind(const ProcessGroup& group) {
     group_ = group;
@@ -60,7 +74,7 @@ class Int8Compress::Impl {
     if (buffer.is_sparse() || buffer.numel() == 0) {
       result = average_(bucket);
     } else {
-      check_dtype(bucket);
+      check_dtype(options_.subject, bucket);
       auto flight = begin(bucket);
       result = flight->result;
       gather_pending();
@@ -116,7 +130,7 @@ class Int8Compress::Impl {
   EncodeOptions encoding(const at::Tensor& feedback) const {
     EncodeOptions encoding;
     encoding.feedback = feedback;
-    encoding.keeps_error = options_.error_feedback();
+    encoding.keeps_error = options_.error_feedback;
     return encoding;
   }
 
@@ -125,10 +139,10 @@ class Int8Compress::Impl {
     const auto group = group_.get();
     const at::Tensor& buffer = bucket.buffer();
     const int64_t world = group->getSize();
-    const bool is_whole = options_.per() == Quantization::Tensor;
+    const bool is_whole = options_.per == Quantization::Tensor;
     const RowLayout layout(
-        buffer.numel(), world, is_whole ? 0 : options_.block(),
-        /*has_zero_points=*/options_.per() != Quantization::Block);
+        buffer.numel(), world, is_whole ? 0 : options_.block,
+        /*has_zero_points=*/options_.per != Quantization::Block, options_.dtype);
     const auto flight = std::make_shared<Quantized>(
         Quantized{buffer, buffer.to(at::kFloat), states_.of(bucket), layout, {}, {}, {}, {}, {}});
     const auto device = buffer.device();
@@ -141,7 +155,7 @@ class Int8Compress::Impl {
     auto first = encoding(error);
     first.is_one_range = is_whole;
     flight->sent = encode_rows(flight->values, world, layout, first);
-    if (options_.error_feedback() && !error.defined()) error = at::zeros_like(flight->values);
+    if (options_.error_feedback && !error.defined()) error = at::zeros_like(flight->values);
     flight->received = at::empty_like(flight->sent);
     std::vector<int64_t> no_splits;
     flight->exchange =
@@ -184,7 +198,7 @@ class Int8Compress::Impl {
     const auto own = encode_rows(mean, 1, layout, encoding({}));
     const int64_t from = std::min(rank * layout.share, flight.values.numel());
     const int64_t count = std::min(layout.share, flight.values.numel() - from);
-    if (options_.error_feedback() && count > 0) {
+    if (options_.error_feedback && count > 0) {
       const auto world = static_cast<double>(flight.received.size(0));
       flight.values.narrow(0, from, count).add_(mean.narrow(0, 0, count), world);
     }
@@ -213,30 +227,44 @@ class Int8Compress::Impl {
     record_use(flight.means);
   }
 
-  const Int8Options options_;
+  const Options options_;
   GroupArg group_;  // left out: the default group of the moment
   CommHook average_;
   BucketStates<Lost> states_;
   QuantizedPtr pending_;  // emptied before its second collective, so that it starts only once
 };
 
-Int8Compress::Int8Compress(const Int8Options& options, const GroupArg& group) {
-  check_options(options);
-  impl_ = std::make_shared<Impl>(options, group);
-}
+ByteCompress::ByteCompress(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Int8Compress::operator CommHook() const {
+ByteCompress::operator CommHook() const {
   return [impl = impl_](GradBucket& bucket) { return impl->reduce(bucket); };
 }
 
-void Int8Compress::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
+void ByteCompress::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
 
-void Int8Compress::save(torch::serialize::OutputArchive& archive) const { impl_->save(archive); }
+void ByteCompress::save(torch::serialize::OutputArchive& archive) const { impl_->save(archive); }
 
-void Int8Compress::load(torch::serialize::InputArchive& archive) { impl_->load(archive); }
+void ByteCompress::load(torch::serialize::InputArchive& archive) { impl_->load(archive); }
+
+Int8Compress::Int8Compress(const Int8Options& options, const GroupArg& group)
+    : ByteCompress(std::make_shared<Impl>(
+          Impl::Options{
+              "Int8Compress", at::kByte, options.block(), options.error_feedback(), options.per()},
+          group)) {}
+
+Fp8Compress::Fp8Compress(const Fp8Options& options, const GroupArg& group)
+    : ByteCompress(std::make_shared<Impl>(
+          Impl::Options{
+              "Fp8Compress", checked_fp8(options.dtype()), options.block(),
+              options.error_feedback(), Quantization::Block},
+          group)) {}
 
 CommHook int8_compress(const Int8Options& options, const GroupArg& group) {
   return Int8Compress(options, group);
+}
+
+CommHook fp8_compress(const Fp8Options& options, const GroupArg& group) {
+  return Fp8Compress(options, group);
 }
 
 }  // namespace ddp::hooks

@@ -44,6 +44,11 @@ struct StepStats {
   /// The part of it without computation at the same time: after autograd was done, or while the
   /// call that launches blocked its thread.
   double exposed_ms = 0;
+  /// How busy the model's (first) GPU was, in percent, as torch.cuda.utilization() has it: the part
+  /// of the driver's last period, a sixth of a second to a second, in which a kernel ran. Read at
+  /// the end of sampled steps after the tenth; none where NVIDIA's driver does not tell, as for a
+  /// part of a GPU (MIG). Cost: one call of the driver's NVML, which the program need not link.
+  std::optional<int> device_utilization = {};
   int64_t bytes = 0;                 ///< of all buckets
   std::vector<BucketStats> buckets;  ///< in launch order
 
@@ -118,9 +123,9 @@ struct ReductionStats {
 DDP_API ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
 
 /// One line of text: step time, share of communication, overlap, what of them is good and what is
-/// not, by docs/tuning.md, backward's share, the ranks that are slow, and the cap that was tuned.
-/// Medians over the steps with the current buckets, or over all steps while there is none; ""
-/// when there are no steps.
+/// not, by docs/tuning.md, backward's share, how busy the GPU was where that is known, the ranks
+/// that are slow, and the cap that was tuned. Medians over the steps with the current buckets, or
+/// over all steps while there is none; "" when there are no steps.
 DDP_API std::string summary(const ReductionStats& stats);
 
 /// Writes the steps as a trace that chrome://tracing and ui.perfetto.dev show: a process a rank,

@@ -42,6 +42,15 @@ void register_hook(RankRun& run, DistributedDataParallelBase* model) {
         model->register_comm_hook(hooks::Int8Compress(
             hooks::Int8Options().block(16).error_feedback(false).per(hooks::Quantization::Channel),
             self.group)));
+  if (label == "fp8")
+    DDP_DO(
+        trace,
+        model->register_comm_hook(hooks::fp8_compress(hooks::Fp8Options().block(1), self.group)));
+  if (label == "fp8_blocks")
+    DDP_DO(
+        trace, model->register_comm_hook(hooks::Fp8Compress(
+                   hooks::Fp8Options().dtype(at::kFloat8_e5m2).block(16).error_feedback(false),
+                   self.group)));
   if (label == "power_sgd")
     DDP_DO(
         trace, model->register_comm_hook(hooks::PowerSGD(

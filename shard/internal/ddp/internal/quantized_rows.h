@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 namespace ddp {
 
@@ -11,21 +12,31 @@ namespace ddp {
 /// points as floats, and then a byte a value. Blocks begin anew in every row.
 ///
 /// A value is scale * (byte - zero point). Without zero points that is 128, and bytes are 1 to 255.
+/// With a `dtype` of fp8 a value is scale * number, and the byte has the number's bits.
 struct RowLayout {
   /// The layout that cuts `values` into `rows`.
   ///
   /// \param block  0: a row is one block.
-  RowLayout(int64_t values, int64_t rows, int64_t block, bool has_zero_points);
+  /// \param dtype  kByte, or kFloat8_e4m3fn or kFloat8_e5m2 without zero points.
+  RowLayout(
+      int64_t values, int64_t rows, int64_t block, bool has_zero_points,
+      at::ScalarType dtype = at::kByte);
 
   int64_t blocks() const { return (share + block - 1) / block; }
   int64_t floats() const { return blocks() * (has_zero_points ? 2 : 1); }
   int64_t bytes() const { return kFloatBytes * floats() + share; }
+  bool is_float() const { return dtype != at::kByte; }
+  /// The largest number of a byte, in magnitude, without zero points.
+  float largest() const;
+  /// The byte of 0, without zero points.
+  float middle() const { return is_float() ? 0 : 128; }
 
   static constexpr int64_t kFloatBytes = 4;
 
   int64_t share;  ///< values of a row; a multiple of 4, so that the next row's scales are aligned
   int64_t block;  ///< values that have a scale in common
   bool has_zero_points;
+  at::ScalarType dtype;
 };
 
 struct EncodeOptions {
