@@ -14,7 +14,7 @@ namespace ddp {
 struct ShardedGradients {
   std::vector<at::Tensor> gradients;
   std::vector<ProcessGroup> sharded_over;
-  /// Of the parameters, which all ranks of the groups have, with or without a gradient. Nothing
+  /// The parameters' device: all ranks of the groups have them, with or without a gradient. Nothing
   /// where a rank may have none.
   std::optional<c10::Device> device = {};
 };

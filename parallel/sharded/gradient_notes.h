@@ -1,5 +1,5 @@
-// What ranks compare of a unit's gradients beside their sum: whose they are, and how a program
-// scaled those before.
+// Notes that ranks compare beside the sum of a unit's gradients: which parameters got one, and how
+// a program scaled those before.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,14 @@ struct Spread {
 /// How many words carry a number: an element-wise maximum over ranks turns them into its spread.
 constexpr int64_t kSpreadWords = 2;
 
-/// \param number  of at most 24 bits, where ranks compare it for equality; nothing: this rank
-/// writes
+/// \param number  of at most 24 bits, where ranks compare it for equality. Nothing: this rank has
 ///        none.
 void write_spread(std::optional<float> number, float* words);
 
 /// \return  nothing where no rank wrote a number.
 std::optional<Spread> read_spread(const float* words);
 
-/// What this rank gave to the reduction of a unit, but for the gradients.
+/// This rank's notes of one reduction of a unit.
 struct UnitNotes {
   std::vector<bool> has_gradient;  ///< by parameter
   double factor = 0;               ///< of ScaledGradients

@@ -54,7 +54,7 @@ class UnitGradients {
   ///
   /// Collective: yes. Blocks: no.
   void reduce(const Groups& groups, at::Tensor packed);
-  /// What this rank gave to the last reduction.
+  /// This rank's notes of the last reduction.
   const UnitNotes& notes() const { return notes_; }
   /// Waits until the packed gradients are read, and starts to sum over the ranks with the same
   /// shards, unless that has begun.

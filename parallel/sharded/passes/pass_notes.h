@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// What the ranks tell each other of the gradients that a backward pass reduced, in one small
+/// The notes that ranks exchange of the gradients which a backward pass reduced, in one small
 /// reduction after those of the gradients: which parameters got one, and what has to be the same on
 /// all ranks.
 class PassNotes {
