@@ -16,6 +16,7 @@
 #include "support/pretended_capture.h"
 #include "support/ranks.h"
 #include "support/toy_device.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -299,7 +300,7 @@ TEST_CASE("a step on shards on the host is not captured", "[offload][errors][ran
   CHECK(texts[0][1].empty());
 }
 
-TEST_CASE("cpu_offload of a module on the CPU changes nothing", "[offload][ranks]") {
+TEST_CASE("cpu_offload of a module on the CPU changes nothing, and says so", "[offload][ranks]") {
   const auto training = [](bool offloads) {
     Training on_cpu;
     on_cpu.options.cpu_offload(offloads);
@@ -308,6 +309,18 @@ TEST_CASE("cpu_offload of a module on the CPU changes nothing", "[offload][ranks
   };
   const auto with = training(true), without = training(false);
   for (size_t rank = 0; rank < 2; ++rank) CHECK(all_equal(with[rank], without[rank]));
+  const WarnAlways always;
+  const auto warnings_on = [](c10::DeviceType type) {
+    return run_ranks<int>(1, over_echo(), [&](const Rank& self) {
+      const Warnings warnings;
+      const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(true);
+      const auto device = type == at::kCPU ? c10::Device(at::kCPU) : device_of(self);
+      const Net model(layers(6, device, options), options);
+      return warnings.count("cpu_offload(true) changes nothing for parameters on CPUs");
+    })[0];
+  };
+  CHECK(warnings_on(at::kCPU) > 0);
+  CHECK(warnings_on(at::kPrivateUse1) == 0);
 }
 
 }  // namespace ddp::testing
