@@ -75,6 +75,12 @@ void check_sample_index(const char* name, size_t index, size_t size) {
       index, ". Make the sampler with the size() of this data set.");
 }
 
+void check_sample_count(const char* name, size_t given, size_t asked) {
+  DDP_CHECK(
+      given == asked, name, ": expected a data set that gives a sample for each number, got ",
+      given, " for ", asked, ". Leave out samples by a Subset, not in get_batch().");
+}
+
 Parts split_indices(
     std::optional<size_t> size, const std::vector<double>& fractions, uint64_t seed) {
   const auto samples = known_size("random_split", size);

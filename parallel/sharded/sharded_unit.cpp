@@ -179,6 +179,13 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }
   }
+  const auto is_on_cpu = [](const FlatSegment& segment) { return segment.device().is_cpu(); };
+  if (options.cpu_offload() && any_of(segments_, is_on_cpu)) {
+    TORCH_WARN_ONCE(
+        "FullyShardedDataParallel: cpu_offload(true) changes nothing for parameters on CPUs, which "
+        "are in the host's memory. Leave it out, or move the module to its device before it is "
+        "wrapped.");
+  }
   gradients_ = std::make_unique<UnitGradients>(segments_, reduce_dtype.value_or(at::kFloat));
   hooked_.resize(gradients_->size());
 }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <fstream>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -113,8 +114,14 @@ std::optional<c10::Device> device_with_times(c10d::ProcessGroup& group, const Bu
   return on_stream ? std::optional(device) : std::nullopt;
 }
 
-// The most memory that this process has had.
+// The most memory that this process has had. getrusage() also counts what its parent had where
+// that started it by vfork(), as Python and posix_spawn() do.
 int64_t peak_host_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib * 1024;
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts KiB

@@ -208,6 +208,32 @@ TEST_CASE("a concatenation numbers its parts one after the other", "[pure][datas
           "expected data sets that say their size(), got one that does not at position 0"));
 }
 
+TEST_CASE("a data set that leaves out samples is an error", "[pure][datasets][errors]") {
+  class WithoutOdd : public datasets::Dataset<WithoutOdd> {
+   public:
+    torch::data::Example<> get(size_t index) override {
+      return {torch::full({1}, static_cast<float>(index)), torch::Tensor()};
+    }
+    std::vector<torch::data::Example<>> get_batch(c10::ArrayRef<size_t> indices) override {
+      std::vector<torch::data::Example<>> samples;
+      for (const auto index : indices) {
+        if (index % 2 == 0) samples.push_back(get(index));
+      }
+      return samples;
+    }
+    std::optional<size_t> size() const override { return 4; }
+  };
+  ConcatDataset<WithoutOdd> both({WithoutOdd(), WithoutOdd()});
+  const std::string text = ": expected a data set that gives a sample for each number, got ";
+  const std::vector<size_t> numbers{0, 1, 6};
+  CHECK_THAT(
+      error_of<c10::Error>([&] { both.get_batch(numbers); }),
+      ContainsText("ConcatDataset" + text + "1 for 2. Leave out samples by a Subset"));
+  Subset<WithoutOdd> odd(WithoutOdd(), {1, 3});
+  CHECK_THAT(error_of<c10::Error>([&] { odd.get(0); }), ContainsText("Subset" + text + "0 for 1"));
+  CHECK(both.get(6).data.item<float>() == 2);
+}
+
 TEST_CASE("loaders and samplers draw all samples of parts and concatenations", "[pure][datasets]") {
   const size_t workers = GENERATE(0, 2);
   const auto parts =

@@ -19,6 +19,7 @@
 #include "reducer/passes.h"
 #include "reducer/status/status_agreement.h"
 #include "support/compare.h"
+#include "support/error_of.h"
 #include "support/toy_device.h"
 
 #include "support/catch.h"
@@ -42,6 +43,7 @@ struct Trained {
   std::vector<c10::Device> devices{kToy};  // of the parameters, in turns
   c10::StreamId wraps_on = 7;
   c10::StreamId trains_on = 7;
+  int ranks = 2;
   int steps = 4;
   ReducerOptions options = ReducerOptions().stats_every(0).bucket_cap_mb_list({1e-6});
   std::function<void(Reducer&, const ProcessGroup&)> prepare;
@@ -60,7 +62,7 @@ struct Trained {
       parameters.push_back({"p" + std::to_string(i), p});
       inputs.push_back(values.cos().view(sizes[i]).to(device_of(i)));
     }
-    const auto group = toy::echo_group();
+    const auto group = toy::echo_group(ranks);
     Reducer reducer(parameters, group, options);
     if (prepare) prepare(reducer, group);
     wrapping.clear();
@@ -174,6 +176,20 @@ TEST_CASE("compressed gradients are right on streams", "[streams]") {
                          : hooks::fp16_compress_wrapper(power_sgd()));
   };
   CHECK(testing::all_equal(training.run(), on_cpu(training)));
+}
+
+TEST_CASE("a gradient on a device that is not finite is named", "[streams][nonfinite]") {
+  Trained training;
+  training.ranks = GENERATE(1, 2);
+  training.options.find_nonfinite(true).gradient_as_bucket_view(GENERATE(false, true));
+  CHECK(testing::all_equal(training.run(), on_cpu(training)));
+  int passes = 0;
+  training.after_step = [&](Reducer& reducer) {
+    if (++passes == 2) reducer.parameters()[2].tensor.fill_(3e38);
+  };
+  const auto error = testing::error_of([&] { training.run(); });
+  CHECK_THAT(error, ContainsText("in backward pass 3, got inf or NaN, first for \"p2\""));
+  CHECK(passes == 1 + training.ranks);  // of two ranks, the host learns of it in the next pass
 }
 
 TEST_CASE("a sharded bucket is filled while the one before is reduced", "[streams][zero]") {

@@ -6,6 +6,7 @@ import re
 from pages import FENCE, anchors, lines_of_text, links, pages
 
 LONGEST = 120
+CODE = re.compile(r"`([^`]+)`")
 FENCED = re.compile(r"^```c\+\+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -72,6 +73,28 @@ def unlisted_headers(root):
         for header in headers
         if f"../{header}" not in named and header != "ddp/umbrella/include/ddp/ddp.h"
     ]
+
+
+def unknown_names(root):
+    """Checks that docs/find.md names what public headers, or the programs, have."""
+    sources = [*root.glob("*/include/ddp/*.h"), *root.glob("launch/*.cpp")]
+    for folder in ("launch", "plan", "benchmarks"):
+        sources += root.glob(f"{folder}/**/CMakeLists.txt")
+    known = "".join(path.read_text() for path in sources)
+    faults = []
+    for number, line in enumerate((root / "docs/find.md").read_text().splitlines(), 1):
+        if not line.startswith("| ") or line.startswith("| word |"):
+            continue
+        word, here = (cell.strip() for cell in line.split("|")[1:3])
+        names = CODE.findall(here)
+        if here.startswith("the same"):
+            names += [name for name in CODE.findall(word) if name not in names]
+        for name in names:
+            others = name.startswith(("at::", "torch::")) or f"`{name}` is" in here
+            parts = [] if others else re.findall(r"\w{2,}", name)
+            faults += [f"docs/find.md:{number}: no public header has {part}" for part in parts
+                       if part not in known]  # fmt: skip
+    return faults
 
 
 def long_lines(root):

@@ -35,6 +35,9 @@ class ThisRepository(unittest.TestCase):
     def test_headers(self):
         self.check(page_checks.unlisted_headers(ROOT))
 
+    def test_names_of_words(self):
+        self.check(page_checks.unknown_names(ROOT))
+
     def test_long_lines(self):
         self.check(page_checks.long_lines(ROOT))
 
@@ -60,12 +63,16 @@ class SmallRepository(unittest.TestCase):
         "`[nor](this.md)` [b](debugging.md)\n",
         "docs/getting_started.md": "# Start\n\n```c++\nint main() {}\n```\n",
         "docs/debugging.md": "# Debugging\n\n## Error texts\n\n[start](getting_started.md), "
-        "[all](reference.md)\n\n"
+        "[all](reference.md), [find](find.md)\n\n"
         "| the text has | cause | cure |\n|---|---|---|\n"
         "| `join:`, `Sampler:` | a | b |\n| `it has ended` | a | b |\n",
         "docs/reference.md": "# Reference\n\n[join.h](../ddp/include/ddp/join.h)\n",
+        "docs/find.md": "# Find\n\n| word | here | page |\n|---|---|---|\n"
+        "| `join`, uneven | the same; `uneven` is `join` | [A](a.md) |\n"
+        "| leave | `at::leave`, `join()` | [A](a.md) |\n| hang |  | [A](a.md) |\n",
         "docs/site/mkdocs.yml": "hooks: [x.md]\nnav:\n  - Start:\n      - Top: README.md\n"
         "      - docs/a.md\n      - docs/getting_started.md\n      - docs/debugging.md\n"
+        "      - docs/find.md\n"
         "      - docs/reference.md\n"
         "      - Classes: api/annotated.md\n",
         "examples/minimal/main.cpp": "int main() {}\n",
@@ -81,6 +88,7 @@ class SmallRepository(unittest.TestCase):
         page_checks.faults_of_navigation,
         page_checks.stale_copies,
         page_checks.unlisted_headers,
+        page_checks.unknown_names,
         page_checks.long_lines,
         page_checks.open_fences,
         error_texts.unexplained,
@@ -107,6 +115,10 @@ class SmallRepository(unittest.TestCase):
          page_checks.faults_of_navigation, "docs/site/mkdocs.yml: docs/z.md is not there"),
         ("examples/minimal/main.cpp", "{}", "{ }",
          page_checks.stale_copies, "docs/getting_started.md: its program is not examples/minimal/main.cpp"),
+        ("docs/find.md", "join()", "joins()",
+         page_checks.unknown_names, "docs/find.md:6: no public header has joins"),
+        ("docs/find.md", "| `join`,", "| `joins`,",
+         page_checks.unknown_names, "docs/find.md:5: no public header has joins"),
         ("docs/a.md", "`[nor](this.md)`", "x" * 120,
          page_checks.long_lines, "docs/a.md:10: 138 characters, more than 120"),
         ("docs/debugging.md", "| `it has ended` | a | b |\n", "| `it has ended` | a | b |\n\n```\n",

@@ -153,6 +153,23 @@ TEST_CASE("a device finds the gradients without the host", "[pure][nonfinite]") 
   CHECK_THAT(result(kInfinity, -kInfinity), ContainsText("first for \"c\" and then for 1 more"));
 }
 
+TEST_CASE("a device finds sparse gradients by their values", "[pure][nonfinite]") {
+  const auto table = parameter({4, 2});
+  const std::vector<NamedParameter> parameters{{"table", table, /*expect_sparse=*/true}};
+  for (const double value : {1.0, kNaN}) {
+    table.mutable_grad() = at::sparse_coo_tensor(
+        at::tensor({1, 3}, at::kLong).view({1, 2}), at::full({2, 2}, value, at::kFloat), {4, 2});
+    const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
+      return at::zeros({numel}, options);
+    };
+    Bucket bucket(parameters, {0}, /*tail=*/0, make_copied_gradients(), allocate, nullptr);
+    bucket.pack(1.0);
+    NonfiniteGradients search;
+    search.search(bucket, nullptr);
+    CHECK(search.problem(1, parameters).has_value() == std::isnan(value));
+  }
+}
+
 TEST_CASE("each number of a tensor is looked at", "[pure][nonfinite]") {
   const auto dtype = GENERATE(at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kFloat8_e5m2);
   for (const int64_t size : {1, 255, 256, 257, 70000}) {

@@ -1,12 +1,18 @@
 // The measurements of a reducer, and their summary and trace.
 #include <ddp/reduction_stats.h>
 
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <c10/util/env.h>
 #include <ddp/internal/inter_host_timer.h>
 #include <ddp/internal/optimizer_time.h>
 #include <ddp/internal/reducer.h>
@@ -50,6 +56,13 @@ ReductionStats train(const Rank& self, int steps, int64_t every) {
     y.backward();
   }
   return reducer.stats();
+}
+
+int64_t resident_bytes() {
+  std::ifstream pages("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  pages >> all >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace
@@ -262,13 +275,55 @@ TEST_CASE("what is counted becomes a rate of the last passes", "[pure][stats]") 
   CHECK(rate.per_second() == Approx(128));
 }
 
-TEST_CASE("memory's peak covers what was allocated", "[ranks][stats]") {
-  const auto stats = run_ranks<ReductionStats>(1, [](const Rank& self) {
-    const auto kept = torch::ones({int64_t{16} << 20});
-    return train(self, 1, /*every=*/1);
+TEST_CASE("samples that are counted become a rate", "[ranks][stats]") {
+  const auto rates = run_ranks<std::vector<double>>(2, [](const Rank& self) {
+    const auto a = torch::ones({3}).set_requires_grad(true);
+    Reducer reducer({{"a", a}}, self.group, ReducerOptions());
+    const auto begin = std::chrono::steady_clock::now();
+    for (int pass = 0; pass < 4; ++pass) {
+      if (self.rank == 0) reducer.count_trained(1000);
+      reducer.prepare_for_forward();
+      const auto loss = a.sum();
+      reducer.prepare_for_backward({{loss}, true});
+      loss.backward();
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    return std::vector<double>{reducer.stats().trained_per_second, 3000 / took.count()};
   });
-  CHECK(stats[0].peak_host_bytes > int64_t{64} << 20);
+  CHECK(rates[0][0] >= rates[0][1]);  // between the ends of four passes
+  CHECK(rates[1][0] == 0);
+}
+
+TEST_CASE("memory's peak covers what was freed", "[ranks][stats]") {
+  const auto had = run_ranks<int64_t>(1, [](const Rank&) {
+    const auto large = torch::ones({int64_t{64} << 20});
+    return resident_bytes();
+  });
+  const auto stats =
+      run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 1, /*every=*/1); });
+  CHECK(had[0] > int64_t{256} << 20);
+  CHECK(stats[0].peak_host_bytes > had[0] / 10 * 9);  // the kernel counts what is resident in steps
   CHECK(stats[0].peak_device_bytes == 0);
+}
+
+// The program that the test after it starts.
+TEST_CASE("memory's peak is below a large parent's", "[.peak]") {
+  const auto stats =
+      run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 1, /*every=*/1); });
+  const auto of_parent = std::stoll(c10::utils::get_env("DDP_OF_PARENT").value());
+  CHECK(stats[0].peak_host_bytes < of_parent / 4 * 3);
+}
+
+TEST_CASE("memory's peak is of this process, not of a parent", "[process][stats]") {
+  const auto large = torch::ones({int64_t{64} << 20});
+  std::string program = "/proc/self/exe", test = "[.peak]";
+  char* arguments[] = {program.data(), test.data(), nullptr};
+  c10::utils::set_env("DDP_OF_PARENT", std::to_string(resident_bytes()).c_str());
+  pid_t child = 0;
+  REQUIRE(::posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ) == 0);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("without the times of all ranks no rank is slow", "[ranks][stats]") {
@@ -341,6 +396,9 @@ TEST_CASE("a summary is one line of medians", "[pure][stats]") {
   CHECK_THAT(
       summary({{step_of(90, 19, 10)}}), ContainsText("communication is good (below 20%), overlap"));
   CHECK_THAT(summary({{step_of(90, 41, 10)}}), ContainsText("look at communication (above 40%)"));
+  auto with_forward = step_of(90, 40, 10);
+  with_forward.forward_ms = 30;
+  CHECK_THAT(summary({{with_forward}}), ContainsText("backward takes 60%"));
   ReductionStats slow{{step_of(90, 40, 10)}};
   slow.stragglers = {{3, "data", 1.315}};
   CHECK_THAT(

@@ -117,8 +117,8 @@ at::Tensor on_host(const at::Tensor& t);
 /// tensors of the CPU, too, for the same numbers without streams. It has all-reduce, broadcast, and
 /// all-gather, reduce-scatter and all-to-all of one tensor.
 c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size);
-/// Rank 0 of two over make_echo(), whose other rank has the same numbers.
-c10::intrusive_ptr<c10d::ProcessGroup> echo_group();
+/// Rank 0 of `size` over make_echo(), whose other ranks have the same numbers.
+c10::intrusive_ptr<c10d::ProcessGroup> echo_group(int size = 2);
 constexpr c10::StreamId kEchoStream = 100;
 
 }  // namespace ddp::testing::toy

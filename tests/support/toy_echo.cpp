@@ -130,7 +130,7 @@ c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size) {
   return c10::make_intrusive<Echo>(rank, size);
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> echo_group() {
+c10::intrusive_ptr<c10d::ProcessGroup> echo_group(int size) {
   [[maybe_unused]] static const bool once = [] {
     register_backend(
         "echo", BackendDescription()
@@ -140,8 +140,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> echo_group() {
     return true;
   }();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(
-      c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/2);
-  const auto echo = make_echo(0, 2);
+      c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, size);
+  const auto echo = make_echo(0, size);
   for (const auto device : {at::kCPU, at::kPrivateUse1}) {
     group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, echo);
   }

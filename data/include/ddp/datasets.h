@@ -37,6 +37,8 @@ struct SampleOf<std::vector<Sample>> {
 DDP_API void check_subset(const std::vector<size_t>& indices, std::optional<size_t> size);
 /// \throws c10::ValueError  unless it is below `size`.
 DDP_API void check_sample_index(const char* name, size_t index, size_t size);
+/// \throws c10::Error  unless a data set has given as many samples as it was asked for.
+DDP_API void check_sample_count(const char* name, size_t given, size_t asked);
 
 using Parts = std::vector<std::vector<size_t>>;
 /// The indices of each part of random_split().
@@ -93,7 +95,9 @@ class Subset : public torch::data::datasets::BatchDataset<
   /// One sample; not of a data set whose batches are no lists of samples, as after `Stack`.
   template <typename Batch = BatchType>
   typename detail::SampleOf<Batch>::type get(size_t index) {
-    return std::move(get_batch(index).front());
+    auto samples = get_batch(index);
+    detail::check_sample_count("Subset", samples.size(), 1);
+    return std::move(samples.front());
   }
 
   /// How many samples it has.
@@ -206,6 +210,7 @@ class ConcatDataset
     for (size_t part = 0; part < datasets_.size(); ++part) {
       if (numbers[part].empty()) continue;
       auto samples = datasets_[part].get_batch(numbers[part]);
+      detail::check_sample_count("ConcatDataset", samples.size(), numbers[part].size());
       for (size_t i = 0; i < samples.size(); ++i) found[places[part][i]] = std::move(samples[i]);
     }
     std::vector<Sample> batch;

@@ -80,8 +80,8 @@ struct FullyShardedOptions {
   /// Give all ranks rank 0's parameters and buffers at construction. Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Keep the unit's shards, and so their gradients and the optimizer's state, in pinned host
-  /// memory between their uses, where the module is on a device. Nothing for modules on the CPU.
-  /// Default: false
+  /// memory between their uses, where the module is on a device. Nothing, with a warning, for
+  /// modules on the CPU. Default: false
   TORCH_ARG(bool, cpu_offload) = false;
   /// Names in the module ("head.bias") of parameters that stay whole on every rank, and whose
   /// gradients are not averaged. Default: none

@@ -32,7 +32,8 @@ struct StepStats {
   double total_ms = 0;        ///< to the end of the backward pass
   /// From the end of the step before to forward, without optimizers, as far as they are known:
   /// `prepare`, ZeroRedundancyOptimizer, GradScaler and Elastic know theirs, on the CPU. The wait
-  /// for data, and what else the program does between two steps. 0 for the first step.
+  /// for data, and what else the program does between two steps, as passes inside no_sync(). 0 for
+  /// the first step.
   double data_ms = 0;
   /// The time while at least one bucket was being reduced.
   double communication_ms = 0;
@@ -77,8 +78,8 @@ struct BucketCapTuning {
 /// A rank that takes longer than the others for its own part of a step.
 struct Straggler {
   int rank = 0;  ///< in the wrapper's group
-  /// The part that takes most of the further time: "data" (from the end of a step to forward),
-  /// "forward", or "backward".
+  /// The part that takes most of the further time: "data" (from the end of a step to the forward
+  /// pass that is averaged, and so also passes inside no_sync()), "forward", or "backward".
   std::string what;
   double factor = 0;  ///< its time for all three over that of the other ranks
 };

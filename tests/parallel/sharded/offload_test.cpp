@@ -13,8 +13,10 @@
 
 #include "support/compare.h"
 #include "support/error_of.h"
+#include "support/pretended_capture.h"
 #include "support/ranks.h"
 #include "support/toy_device.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -275,7 +277,30 @@ TEST_CASE("shards on the host that are moved are an error", "[offload][errors][r
                           "keeps them, got weight in 0 on toy:0 on rank 0 of 1"));
 }
 
-TEST_CASE("cpu_offload of a module on the CPU changes nothing", "[offload][ranks]") {
+TEST_CASE("a step on shards on the host is not captured", "[offload][errors][ranks]") {
+  const auto texts = run_ranks<std::vector<std::string>>(1, over_echo(), [](const Rank& self) {
+    std::vector<std::string> errors;
+    for (const bool offloads : {true, false}) {
+      const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(offloads);
+      Net model(layers(6, device_of(self), options), options);
+      const auto forward = [&] { (void)model->forward(torch::ones({2, 6}).to(device_of(self))); };
+      RankBarrier barrier(1);
+      {
+        const Capture capture(barrier);
+        errors.push_back(error_of(forward));
+      }
+      forward();
+    }
+    return errors;
+  });
+  CHECK_THAT(
+      texts[0][0], ContainsText("expected a step that runs, because the optimizer of a unit with "
+                                "cpu_offload steps on the host, got one that is captured") &&
+                       ContainsText("on rank 0 of 1. Leave out cpu_offload, or the CapturedStep."));
+  CHECK(texts[0][1].empty());
+}
+
+TEST_CASE("cpu_offload of a module on the CPU changes nothing, and says so", "[offload][ranks]") {
   const auto training = [](bool offloads) {
     Training on_cpu;
     on_cpu.options.cpu_offload(offloads);
@@ -284,6 +309,18 @@ TEST_CASE("cpu_offload of a module on the CPU changes nothing", "[offload][ranks
   };
   const auto with = training(true), without = training(false);
   for (size_t rank = 0; rank < 2; ++rank) CHECK(all_equal(with[rank], without[rank]));
+  const WarnAlways always;
+  const auto warnings_on = [](c10::DeviceType type) {
+    return run_ranks<int>(1, over_echo(), [&](const Rank& self) {
+      const Warnings warnings;
+      const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(true);
+      const auto device = type == at::kCPU ? c10::Device(at::kCPU) : device_of(self);
+      const Net model(layers(6, device, options), options);
+      return warnings.count("cpu_offload(true) changes nothing for parameters on CPUs");
+    })[0];
+  };
+  CHECK(warnings_on(at::kCPU) > 0);
+  CHECK(warnings_on(at::kPrivateUse1) == 0);
 }
 
 }  // namespace ddp::testing
