@@ -19,10 +19,9 @@ using torch::autograd::variable_list;
 
 constexpr const char* kSaved = "exchange";
 
-at::Tensor sum(const at::Tensor& t, const ProcessGroup& group) {
-  auto result = t.clone(at::MemoryFormat::Contiguous);  // autograd may have saved `t`
-  ddp::all_reduce(result, c10d::ReduceOp::SUM, group);
-  return result;
+PendingExchange start_sum(at::Tensor t, const ProcessGroup& group) {
+  auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, group);
+  return {t, t, std::move(work)};
 }
 
 at::Tensor take_part(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
@@ -30,26 +29,38 @@ at::Tensor take_part(const at::Tensor& t, int64_t dim, const ProcessGroup& group
   return t.narrow(dim, group->getRank() * length, length).clone(at::MemoryFormat::Contiguous);
 }
 
-at::Tensor join(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
-  // The ranks' parts lie one after another, which is the order of the result if nothing comes
-  // before `dim`. That result must be no view, which autograd would not let the caller change.
-  const bool is_in_order = c10::multiply_integers(t.sizes().slice(0, dim)) == 1;
+/// Whether the ranks' parts, which lie one after another, are in the order of the result: if
+/// nothing comes before `dim`.
+bool joins_in_order(const at::Tensor& t, int64_t dim) {
+  return c10::multiply_integers(t.sizes().slice(0, dim)) == 1;
+}
+
+/// [W * n, ...] if they are in order, which is no view, for autograd would not let the caller
+/// change one; else [W, ...].
+PendingExchange start_join(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
   auto sizes = t.sizes().vec();
-  if (is_in_order) {
+  if (joins_in_order(t, dim)) {
     sizes[static_cast<size_t>(dim)] *= group->getSize();
   } else {
     sizes.insert(sizes.begin(), group->getSize());
   }
   auto parts = at::empty(sizes, t.options().memory_format(at::MemoryFormat::Contiguous));
-  ddp::all_gather_into_tensor(parts, t.contiguous(), group);
-  return is_in_order ? parts : parts.movedim(0, dim).flatten(dim, dim + 1);  // the latter copies
+  const auto own = t.contiguous();
+  auto work = ddp::all_gather_into_tensor_async(parts, own, group);
+  return {parts, own, std::move(work)};
 }
 
-at::Tensor reduce_scatter_parts(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
+at::Tensor join(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
+  const auto parts = start_join(t, dim, group).wait();
+  if (joins_in_order(t, dim)) return parts;
+  return parts.movedim(0, dim).flatten(dim, dim + 1);  // the latter copies
+}
+
+PendingExchange start_reduce_scatter(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
   const auto parts = t.unflatten(dim, {group->getSize(), -1}).movedim(dim, 0).contiguous();
   auto result = at::empty(parts.sizes().slice(1), t.options());
-  ddp::reduce_scatter_tensor(result, parts, c10d::ReduceOp::SUM, group);
-  return result;
+  auto work = ddp::reduce_scatter_tensor_async(result, parts, c10d::ReduceOp::SUM, group);
+  return {result, parts, std::move(work)};
 }
 
 at::Tensor exchange_rows(const at::Tensor& t, const Exchange& exchange) {
@@ -82,6 +93,16 @@ class ExchangeNode : public torch::autograd::Function<ExchangeNode> {
 };
 
 }  // namespace
+
+PendingExchange::PendingExchange(
+    at::Tensor result, at::Tensor sent, c10::intrusive_ptr<c10d::Work> work)
+    : result_(std::move(result)), sent_(std::move(sent)), work_(std::move(work)) {}
+
+at::Tensor PendingExchange::wait() {
+  if (work_) work_->wait();
+  sent_.reset();
+  return result_;
+}
 
 Exchange::Exchange(
     Kind kind, ProcessGroup group, int64_t dim, std::vector<int64_t> input_splits,
@@ -121,19 +142,28 @@ at::Tensor Exchange::run(const at::Tensor& t) const {
     // operations.
     case Kind::kCopy:
       return t.detach();
-    case Kind::kSum:
-      return sum(t, group);
+    case Kind::kSum:  // autograd may have saved `t`
+      return start_sum(t.clone(at::MemoryFormat::Contiguous), group).wait();
     case Kind::kTakePart:
       return take_part(t, dim, group);
     case Kind::kJoin:
     case Kind::kJoinToBeSummed:
       return join(t, dim, group);
     case Kind::kReduceScatter:
-      return reduce_scatter_parts(t, dim, group);
+      return start_reduce_scatter(t, dim, group).wait();
     case Kind::kAllToAll:
       break;
   }
   return exchange_rows(t, *this);
+}
+
+PendingExchange Exchange::start(const at::Tensor& t) const {
+  if (kind == Kind::kCopy) return {run(t), {}, {}};
+  if (kind == Kind::kSum) return start_sum(t, group);
+  TORCH_INTERNAL_ASSERT(
+      dim == 0 && (kind == Kind::kJoinToBeSummed || kind == Kind::kReduceScatter));
+  return kind == Kind::kReduceScatter ? start_reduce_scatter(t, dim, group)
+                                      : start_join(t, dim, group);
 }
 
 at::Tensor apply_exchange(const at::Tensor& t, const c10::intrusive_ptr<Exchange>& exchange) {
@@ -141,6 +171,13 @@ at::Tensor apply_exchange(const at::Tensor& t, const c10::intrusive_ptr<Exchange
   const bool has_equal_sizes = exchange->kind != Exchange::Kind::kAllToAll;
   record_differentiable_call(exchange->group, t, makes_node, has_equal_sizes);
   return ExchangeNode::apply(t, exchange);
+}
+
+PendingExchange start_in_backward(
+    const at::Tensor& t, const c10::intrusive_ptr<Exchange>& exchange) {
+  if (c10::GradMode::is_enabled()) return {apply_exchange(t, exchange), {}, {}};
+  record_differentiable_call(exchange->group, t, /*requires_gradient=*/false);
+  return exchange->start(t);
 }
 
 }  // namespace ddp::functional

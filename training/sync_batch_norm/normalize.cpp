@@ -25,11 +25,6 @@ std::vector<int64_t> other_dimensions(const at::Tensor& input) {
   return dimensions;
 }
 
-/// Half precision is summed and normalized in float32.
-at::ScalarType compute_dtype_of(const at::Tensor& input) {
-  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 /// Reshapes [C] for broadcasting with an input.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
@@ -38,23 +33,18 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
 }
 
 /// Mean and variance of each channel.
-std::pair<at::Tensor, at::Tensor> local_moments(const at::Tensor& input, double eps) {
-  if (input.is_cuda()) {
-    // One pass over the input in its own dtype.
-    const auto [mean, inverse] = at::batch_norm_stats(input, eps);
-    return {mean, inverse.to(at::kDouble).pow(-2).sub(eps).clamp_min(0)};
-  }
+std::pair<at::Tensor, at::Tensor> local_moments(const at::Tensor& input) {
   const auto [var, mean] =
       at::var_mean(input.to(compute_dtype_of(input)), other_dimensions(input), /*unbiased=*/false);
   return {mean, var};
 }
 
 /// Returns mean, variance and values a channel of this rank's batch: 2 C + 1 doubles.
-at::Tensor local_statistics(const at::Tensor& input, double eps) {
+at::Tensor local_statistics(const at::Tensor& input) {
   const auto channels = channels_of(input);
   auto own = at::zeros({2 * channels + 1}, input.options().dtype(at::kDouble));
   if (input.numel() == 0) return own;
-  const auto [mean, var] = local_moments(input, eps);
+  const auto [mean, var] = local_moments(input);
   own.narrow(0, 0, channels).copy_(mean);
   own.narrow(0, channels, channels).copy_(var);
   own.narrow(0, 2 * channels, 1).fill_(static_cast<double>(input.numel() / channels));
@@ -78,55 +68,6 @@ GradientSums local_sums(
   return {sum, dy_normalized};
 }
 
-/// Sums what belongs to gradients over the ranks, by the weights of their losses.
-void sum_weighted(at::Tensor& sums, const ProcessGroup& group) {
-  const double weight = sample_weight();
-  if (weight != 1) sums.mul_(weight);
-  all_reduce(sums, c10d::ReduceOp::SUM, group);
-  if (weight != 1) sums.div_(weight);
-}
-
-struct Saved {
-  at::Tensor input, weight, mean, var, count;
-};
-
-/// By the kernels of torch.nn.SyncBatchNorm: two passes over the input, in its own dtype.
-variable_list backward_on_cuda(
-    AutogradContext& context, const at::Tensor& gradient, const Saved& saved, double eps,
-    const ProcessGroup& group) {
-  const auto& input = saved.input;
-  const auto type = compute_dtype_of(input);
-  const auto weight = saved.weight.defined() ? std::optional(saved.weight) : std::nullopt;
-  const auto format = input.suggest_memory_format();
-  const auto x = input.contiguous(format);
-  const auto dy = gradient.contiguous(format);
-  const auto mean = saved.mean.to(type), inverse = saved.var.add(eps).rsqrt().to(type);
-  // A rank without values takes part in the sums.
-  const auto zeros = at::zeros_like(mean);
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sums_of_rank{
-      zeros, zeros, zeros, zeros};
-  if (input.numel() > 0) {
-    sums_of_rank = at::batch_norm_backward_reduce(
-        dy, x, mean, inverse, weight, context.needs_input_grad(0), context.needs_input_grad(1),
-        context.needs_input_grad(2));
-  }
-  const auto& [sum_dy, sum_dy_xmu, of_weight, of_bias] = sums_of_rank;
-  at::Tensor dx;
-  if (context.needs_input_grad(0)) {
-    auto all = at::cat({sum_dy, sum_dy_xmu});
-    sum_weighted(all, group);
-    const auto sums = all.chunk(2);
-    dx = input.numel() == 0 ? at::zeros_like(input)
-                            : at::batch_norm_backward_elemt(
-                                  dy, x, mean, inverse, weight, sums[0], sums[1],
-                                  saved.count.view(1).to(at::kInt));
-  }
-  const auto in = [&context, &saved](const at::Tensor& sum, size_t index) {
-    return context.needs_input_grad(index) ? sum.to(saved.weight.scalar_type()) : at::Tensor();
-  };
-  return {dx, in(of_weight, 1), in(of_bias, 2), {}, {}, {}, {}, {}};
-}
-
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
   static at::Tensor forward(
@@ -137,12 +78,6 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = group;
     if (input.numel() == 0) return at::empty_like(input);
-    if (input.is_cuda()) {
-      const auto type = compute_dtype_of(input);
-      return at::batch_norm_elemt(
-          input.contiguous(input.suggest_memory_format()), weight, bias, mean.to(type),
-          var.add(eps).rsqrt().to(type), eps);
-    }
     const auto type = compute_dtype_of(input);
     const auto in = [type](const std::optional<at::Tensor>& t) {
       return t ? std::optional<at::Tensor>(t->to(type)) : std::nullopt;
@@ -154,10 +89,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    DDP_CHECK(
-        !c10::GradMode::is_enabled(),
-        "SyncBatchNorm: expected a backward without create_graph, got one with it. Second "
-        "derivatives do not go through the other ranks' batches.");
+    check_has_no_graph();
     const auto saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];
@@ -167,10 +99,6 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const double eps = context->saved_data["eps"].toDouble();
     const auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
-    if (input.is_cuda()) {
-      return backward_on_cuda(
-          *context, gradients[0], {input, weight, mean, var, count}, eps, group);
-    }
     const auto type = compute_dtype_of(input);
     const auto x = input.to(type);
     const auto dy = gradients[0].to(type);
@@ -197,10 +125,37 @@ class Normalize : public torch::autograd::Function<Normalize> {
 
 }  // namespace
 
-BatchStatistics gather_statistics(const at::Tensor& input, double eps, const ProcessGroup& group) {
+at::ScalarType compute_dtype_of(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void check_has_values(const at::Tensor& input, const at::Tensor& counts) {
+  // A rank that has two values need not wait for the device; all ranks that do wait get the same
+  // answer.
+  DDP_CHECK_VALUE(
+      input.numel() >= 2 * input.size(1) || counts.sum().item<double>() >= 2,
+      "Expected more than 1 value per channel when training, got input size ", input.sizes(),
+      " and no more on any other rank. Give a rank two samples, or switch to eval().");
+}
+
+void check_has_no_graph() {
+  DDP_CHECK(
+      !c10::GradMode::is_enabled(),
+      "SyncBatchNorm: expected a backward without create_graph, got one with it. Second "
+      "derivatives do not go through the other ranks' batches.");
+}
+
+void sum_weighted(at::Tensor& sums, const ProcessGroup& group) {
+  const double weight = sample_weight();
+  if (weight != 1) sums.mul_(weight);
+  all_reduce(sums, c10d::ReduceOp::SUM, group);
+  if (weight != 1) sums.div_(weight);
+}
+
+BatchStatistics gather_statistics(const at::Tensor& input, const ProcessGroup& group) {
   const c10::NoGradGuard no_grad;
   const auto channels = channels_of(input);
-  const auto own = local_statistics(input, eps);
+  const auto own = local_statistics(input);
   auto all = at::empty({get_world_size(group), own.numel()}, own.options());
   all_gather_into_tensor(all, own, group);
   const auto means = all.narrow(1, 0, channels);
@@ -209,12 +164,7 @@ BatchStatistics gather_statistics(const at::Tensor& input, double eps, const Pro
 
   BatchStatistics whole;
   whole.count = counts.sum();
-  // A rank that has two values need not wait for the device; all ranks that do wait get the same
-  // answer.
-  DDP_CHECK_VALUE(
-      input.numel() >= 2 * channels || whole.count.item<double>() >= 2,
-      "Expected more than 1 value per channel when training, got input size ", input.sizes(),
-      " and no more on any other rank. Give a rank two samples, or switch to eval().");
+  check_has_values(input, whole.count);
   whole.mean = (means * counts).sum(0) / whole.count;
   whole.var = ((vars + (means - whole.mean).square()) * counts).sum(0) / whole.count;
   return whole;

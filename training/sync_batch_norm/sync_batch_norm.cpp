@@ -7,6 +7,7 @@
 #include <ddp/internal/text.h>
 #include <ddp/join.h>
 
+#include "fused.h"
 #include "normalize.h"
 
 namespace ddp {
@@ -81,7 +82,11 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
       "SyncBatchNorm: expected a join that ends as soon as one rank has no input, got one that "
       "goes on: a rank without input has no batch to normalize with. Pass "
       "JoinOptions().throw_on_early_termination(true).");
-  const auto statistics = gather_statistics(input, options.eps(), group);
+  if (has_fused_operators(input)) {
+    return normalize_fused(
+        input, {weight, bias, running_mean, running_var}, momentum, options.eps(), group);
+  }
+  const auto statistics = gather_statistics(input, group);
   if (options.track_running_stats()) {
     const c10::NoGradGuard no_grad;
     const auto& count = statistics.count;

@@ -50,9 +50,10 @@ struct ColumnParallelLinearOptions {
 ///
 /// Collective: the constructor, forward where it gathers, and backward: an all-reduce of the
 /// input's gradient; with sequence_parallel an all-gather and a reduce-scatter. Each needs the same
-/// calls on all ranks of the group. Blocks: host. Memory: with sequence_parallel, backward gathers
-/// the input again. torch::save() and save_state_dict() write this rank's part; a Checkpointer
-/// saves the whole. Source: Megatron-LM, core/tensor_parallel/layers.py.
+/// calls on all ranks of the group. Blocks: host, in backward after the weight's gradient. Memory:
+/// with sequence_parallel, backward gathers the input again, beside the whole input's gradient.
+/// torch::save() and save_state_dict() write this rank's part; a Checkpointer saves the whole.
+/// Source: Megatron-LM, core/tensor_parallel/layers.py.
 class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl>,
                                          public ShardedModule {
  public:

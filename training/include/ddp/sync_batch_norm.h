@@ -50,7 +50,7 @@ struct SyncBatchNormOptions {
 /// \throws c10::ValueError  on every rank: the whole batch has only one value a channel. c10::Error
 ///         another shape; a join without throw_on_early_termination, because ranks without input
 ///         cannot call forward.
-/// Collective: forward in training (one all-gather of 2 C + 1 doubles), and its backward where the
+/// Collective: forward in training (one all-gather of 2 C + 1 numbers), and its backward where the
 ///   input requires a gradient (one all-reduce of 2 C); under no_sync() too. Every rank has to call
 ///   both equally often. Within checkpoint() the all-gather is repeated.
 /// Blocks: host, over NCCL the stream.
