@@ -37,7 +37,7 @@ class PipelineRunner {
   PipelineStats stats_;
   int64_t steps_done_ = 0;
   std::vector<PipelineAction> actions_;
-  std::vector<PipelineStep> steps_, forwards_;  // of a step, and of an evaluation
+  PipelineList all_, forwards_;  // of a step, and of an evaluation
 };
 
 }  // namespace ddp

@@ -61,6 +61,10 @@ struct PipelineOptions {
   /// In which order forwards and backwards run. Several chunks need GPipe or Interleaved.
   /// Default: OneFOneB
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::OneFOneB;
+  /// Over a backend that waits on streams, such as NCCL: what stages pass to each other may differ
+  /// between batches of equal sizes and dtypes, because it depends on values, so that each message
+  /// has a header, and the hosts wait for each other's. Elsewhere each has one. Default: false
+  TORCH_ARG(bool, dynamic_shapes) = false;
   /// What the last stage does to a loss before backward: a GradScaler's scale(). Default: nothing
   TORCH_ARG(std::function<at::Tensor(const at::Tensor&)>, scale_loss) = {};
   /// Parameters of this rank that other stages have, too; not the same on all stages. Several over
