@@ -86,14 +86,14 @@ struct ToldByRanks {
   bool on_streams = false;         // the messages of any stage
 };
 
-/// What carries the messages, where a rank's stages are on a device with streams. Collective: yes.
+/// The carriers of messages, where a rank's stages are on a device with streams. Collective: yes.
 MessageGroups streamed_groups(const PipelineSetup& setup, at::Device own) {
   auto& group = *setup.group;
   const auto device = has_streams(group, own) ? own : stream_device(group).value_or(own);
   return MessageGroups(setup.group, *setup.monitor, setup.shape, device);
 }
 
-/// What a rank does in a step, and in an evaluation.
+/// The lists of a rank for a step, and for an evaluation.
 std::pair<PipelineList, PipelineList> lists_of(
     PipelineSchedule schedule, const PipelineShape& shape, int64_t rank) {
   std::vector<std::vector<PipelineStep>> all, forwards;

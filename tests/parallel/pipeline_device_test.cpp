@@ -8,12 +8,14 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/StreamGuard.h>
 #include <ddp/ddp.h>
 
 #include "parallel/pipeline_beside.h"
+#include "pipeline/messages/streamed_messages.h"
 #include "support/compare.h"
 #include "support/ranks.h"
 #include "support/toy_device.h"
@@ -252,6 +254,28 @@ TEST_CASE("what differs from what is known is an error on every rank", "[ranks][
                     ContainsText("[1, 2] Float") && ContainsText("dynamic_shapes(true)")));
   }
   toy::take_faults();
+}
+
+TEST_CASE("of many kinds of batches the latest are known", "[pure]") {
+  KnownHeaders known;
+  const auto choose = [&](const std::string& batch) {
+    const auto choice = known.choose(batch);
+    return std::make_pair(choice.number, choice.is_known);
+  };
+  using Choice = std::pair<int64_t, bool>;
+  for (int64_t i = 0; i < KnownHeaders::kMost; ++i) {
+    CHECK(choose(std::to_string(i)) == Choice(i, false));
+  }
+  CHECK(choose("0") == Choice(0, true));
+  CHECK(choose("new") == Choice(0, false));
+  CHECK(choose("1") == Choice(1, true));
+  CHECK(choose("0") == Choice(1, false));
+  CHECK(choose("new") == Choice(0, true));
+  CHECK_FALSE(choose("").second);
+  CHECK_FALSE(choose("").second);
+  known.of({3, false}).sent[2] = {};
+  CHECK(known.of({3, true}).sent.size() == 1);
+  CHECK(known.of({3, false}).sent.empty());
 }
 
 TEST_CASE("ranks that call step and eval in other orders throw", "[ranks][errors]") {

@@ -30,7 +30,7 @@ class StageMessages {
   ///
   /// \param is_filler  as in the header.
   virtual void send(size_t step, const Tensors& tensors, bool is_filler) = 0;
-  /// What an earlier action sent has arrived, as another message says: drops its memory.
+  /// Drops the memory of what an earlier action sent: another message says that it has arrived.
   virtual void finish(const PipelineAction& /*action*/) {}
   /// Called after the last step.
   virtual void finish_all() = 0;

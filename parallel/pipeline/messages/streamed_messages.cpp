@@ -13,8 +13,8 @@
 namespace ddp {
 namespace {
 
-/// Of the first stage's word at the beginning of a call: its number, whether it trains, and the
-/// number of its headers, and whether they are known.
+/// The first stage's word at the beginning of a call: its number, whether it trains, the number of
+/// its headers, and whether they are known.
 constexpr int64_t kWordLength = 4;
 
 /// Beyond the tags of messages.
@@ -232,7 +232,7 @@ std::string StreamedMessages::text_of_message(const BatchedMessage& message) con
   return ddp::str(what, ", from stage ", wire_.stage_before(action), " on ", peer);
 }
 
-// Of a message that arrives, if there is one: this rank waits for it.
+// Names a message that arrives, if there is one: this rank waits for it.
 std::string StreamedMessages::text_of_batch(const PipelineBatch& batch) const {
   for (const auto& message : batch.messages) {
     if (!message.sends) return text_of_message(message);

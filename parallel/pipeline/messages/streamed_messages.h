@@ -22,7 +22,7 @@
 
 namespace ddp {
 
-/// What a rank does in a step() or eval().
+/// The list of a rank for a step() or an eval().
 struct PipelineList {
   std::vector<PipelineStep> steps;
   std::vector<PipelineBatch> batches;  // where messages go on streams
@@ -83,7 +83,7 @@ class StreamedMessages final : public StageMessages {
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// What has been started, with the memory that it reads or writes.
+  /// A batch that has been started, with the memory that it reads or writes.
   struct Started {
     size_t batch;
     std::vector<WorkPtr> works;

@@ -25,7 +25,7 @@ bool has_streams(c10d::ProcessGroup& group, c10::Device device);
 /// type.
 std::optional<c10::Device> stream_device(c10d::ProcessGroup& group);
 
-/// What carries a pipeline's messages: the pipeline's group. Where that waits on streams (NCCL),
+/// The carriers of a pipeline's messages: the pipeline's group. Where that waits on streams (NCCL),
 /// all messages between stages go in batches over its one communicator, and what hosts tell each
 /// other goes over the group's backend for the CPU, or over a group of hosts where it has none.
 class MessageGroups {
@@ -73,7 +73,7 @@ struct StageWire {
   /// do, in the order of the calls.
   bool has_threads() const;
   const std::string& name_of(int64_t rank) const { return ranks.at(static_cast<size_t>(rank)); }
-  /// Of this rank.
+  /// The stage of this rank that has the action.
   int64_t stage_of(const PipelineAction& action) const;
   /// The stage that sends what the action of this rank needs.
   int64_t stage_before(const PipelineAction& action) const;
