@@ -28,7 +28,12 @@ namespace {
 
 using toy::Device;
 
+/// Without a backend for the hosts, as "cuda:nccl" alone.
 RanksOptions over_toy() { return over(toy::register_messages()); }
+/// With one, as "cpu:gloo,cuda:nccl".
+RanksOptions over_toy_and_gloo() {
+  return over(std::string("cpu:gloo,toy:") + toy::register_messages());
+}
 
 /// Where all rank threads wait for each other, not through a group.
 class Meeting {
@@ -183,7 +188,8 @@ TEST_CASE("batches of other sizes are learned once, evaluations too", "[ranks]")
     std::vector<int64_t> host_messages;
     double largest = 0;
   };
-  const auto seen = run_ranks<Seen>(3, over_toy(), [&](const Rank& self) {
+  const auto options = GENERATE(0, 1) == 0 ? over_toy() : over_toy_and_gloo();
+  const auto seen = run_ranks<Seen>(3, options, [&](const Rank& self) {
     const c10::StreamGuard stream(toy::rank_stream(self.rank));
     OnToy run(self, {kOneFOneB, 1, 4});
     Seen seen;

@@ -103,8 +103,10 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   ///         the rank. A rank that has done its part of the step throws in the next one. The
   ///         process groups are then aborted.
   ///
-  /// Collective: yes, over the stages. Blocks: host.
-  /// Memory: inputs, and what autograd saves, of as many micro-batches as the schedule keeps.
+  /// Collective: yes, over the stages. Blocks: host; over a backend that waits on streams (NCCL)
+  /// only until the first stage's host begins its call, and in the first call with a batch of some
+  /// sizes for headers: results are there on the current stream. Memory: inputs, and what autograd
+  /// saves, of as many micro-batches as the schedule keeps.
   PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
 
   /// Forward of a batch, without graphs. Does not change the mode of the modules; eval() without
