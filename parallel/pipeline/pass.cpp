@@ -175,7 +175,7 @@ PipelineResult PipelinePass::run(const PipelineList& list) {
       messages_->begin_step(at_);
       step.action.kind == 'F' ? forward(step) : backward(step);
     });
-    times_.actions.back().end_ms = milliseconds();
+    mark_end();
   }
   times_.total_ms = milliseconds();
   monitor.abort_on_error([] { return std::string("ending a step of a pipeline"); }, [&] { end(); });
@@ -184,6 +184,16 @@ PipelineResult PipelinePass::run(const PipelineList& list) {
   result.losses = losses_;
   result.output = joined(outputs_);
   return result;
+}
+
+void PipelinePass::mark_begin() {
+  times_.actions.back().begin_ms = milliseconds();
+  if (events_) events_->record();
+}
+
+void PipelinePass::mark_end() {
+  times_.actions.back().end_ms = milliseconds();
+  if (events_) events_->record();
 }
 
 double PipelinePass::milliseconds() const {
@@ -232,6 +242,7 @@ void PipelinePass::begin_messages(const PipelineList& list) {
   std::optional<std::string> batch;
   if (has_stage(0)) batch = setup_.options.dynamic_shapes() ? "" : batch_text();
   messages_ = std::make_unique<StreamedMessages>(wire_, list, setup_.known, batch);
+  if (trains_ && !wire_.device.is_cpu()) events_ = std::make_shared<ActionEvents>(wire_.device);
 }
 
 PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
@@ -297,7 +308,7 @@ void PipelinePass::forward(const PipelineStep& step) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
   const auto inputs = stage == 0 ? input_parts_.tensors(action.microbatch) : receive(step);
-  times_.actions.back().begin_ms = milliseconds();
+  mark_begin();
   const auto outputs = run_forward(step, inputs);
   if (is_last(stage)) {
     DDP_CHECK(
@@ -343,7 +354,7 @@ void PipelinePass::backward(const PipelineStep& step) {
     // The next stage has computed with the activations, so they have arrived.
     messages_->finish({'F', action.chunk, action.microbatch});
   }
-  times_.actions.back().begin_ms = milliseconds();
+  mark_begin();
   auto of_inputs =
       call_program([&] { return chunk_of(action).backward(action.microbatch, gradients); });
   if (stage == 0) {

@@ -15,6 +15,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/pipeline.h>
 
+#include "pipeline/action_events.h"
 #include "pipeline/messages/host_messages.h"
 #include "pipeline/messages/message_header.h"
 #include "pipeline/messages/streamed_messages.h"
@@ -97,7 +98,7 @@ class PipelinePass {
   PipelineResult run(const PipelineList& list);
 
   /// When the actions ran.
-  const PipelineStepStats& times() const { return times_; }
+  QueuedStep times() const { return {times_, events_}; }
 
  private:
   void begin(const PipelineList& list);
@@ -116,6 +117,9 @@ class PipelinePass {
   void end();
 
   double milliseconds() const;
+  /// The action's tensors have come, or will have by now on the stream.
+  void mark_begin();
+  void mark_end();
   bool is_filler(const PipelineAction& action) const {
     return fillers_.count(action.microbatch) > 0;
   }
@@ -140,6 +144,7 @@ class PipelinePass {
   Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch; of fillers none
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   PipelineStepStats times_;
+  std::shared_ptr<ActionEvents> events_;  // where messages go on a device's streams
 };
 
 }  // namespace ddp

@@ -229,11 +229,30 @@ std::vector<at::Tensor> PipelineRunner::summed_parameters() const {
   return summed;
 }
 
-void PipelineRunner::add_stats(PipelineStepStats step) {
+void PipelineRunner::add_stats(QueuedStep step) {
+  // A host is not that far ahead of its device, if somebody looks at results.
+  constexpr size_t kMostQueued = 8;
+  step.times.step = ++steps_done_;
+  if (queued_.size() == kMostQueued) queued_.pop_front();
+  queued_.push_back(std::move(step));
+  // With events: one look at a step that was queued before the last one.
+  if (!queued_.back().events || queued_.size() > 2) take_times();
+}
+
+void PipelineRunner::take_times() {
   constexpr size_t kMostSteps = 128;
-  step.step = ++steps_done_;
-  if (stats_.steps.size() == kMostSteps) stats_.steps.erase(stats_.steps.begin());
-  stats_.steps.push_back(std::move(step));
+  for (; !queued_.empty(); queued_.pop_front()) {
+    auto& [times, events] = queued_.front();
+    if (events && !events->has_ended()) return;
+    if (events) events->fill(times);
+    if (stats_.steps.size() == kMostSteps) stats_.steps.erase(stats_.steps.begin());
+    stats_.steps.push_back(std::move(times));
+  }
+}
+
+const PipelineStats& PipelineRunner::stats() {
+  take_times();
+  return stats_;
 }
 
 at::Tensor PipelineRunner::eval(const std::vector<at::Tensor>& inputs) {

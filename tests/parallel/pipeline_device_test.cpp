@@ -2,6 +2,7 @@
 // batches of messages on a stream, as NCCL does: how often hosts wait, and what a missing wait or
 // memory that is free too early would show, as NaN.
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -260,6 +261,43 @@ TEST_CASE("what differs from what is known is an error on every rank", "[ranks][
                     ContainsText("[1, 2] Float") && ContainsText("dynamic_shapes(true)")));
   }
   toy::take_faults();
+}
+
+TEST_CASE("the times of a step are those of the device, once it has ended it", "[ranks]") {
+  Meeting meeting(2);
+  struct Seen {
+    size_t before = 0, after = 0;
+    PipelineStepStats step;
+  };
+  const auto seen = run_ranks<Seen>(2, over_toy(), [&](const Rank& self) {
+    const c10::StreamGuard stream(toy::rank_stream(self.rank));
+    OnToy run(self, {kOneFOneB, 1, 3});
+    const auto batch = run.batch(6, 0);
+    run.step(batch);
+    Seen seen;
+    meeting.come();
+    seen.before = run.pipeline.stats().steps.size();
+    meeting.come();
+    if (self.rank == 0) Device::get().forget();
+    meeting.come();
+    seen.after = run.pipeline.stats().steps.size();
+    if (seen.after > 0) seen.step = run.pipeline.stats().steps.back();
+    return seen;
+  });
+  for (const auto& of_rank : seen) {
+    CHECK(of_rank.before == 0);
+    REQUIRE(of_rank.after == 1);
+    REQUIRE(of_rank.step.actions.size() == 6);
+    // The device's clock ticks once an operation.
+    double last = 0;
+    for (const auto& action : of_rank.step.actions) {
+      CHECK(action.begin_ms >= last);
+      CHECK(action.end_ms >= action.begin_ms + 1);
+      CHECK(action.end_ms == std::floor(action.end_ms));
+      last = action.end_ms;
+    }
+    CHECK(of_rank.step.total_ms == last);
+  }
 }
 
 TEST_CASE("of many kinds of batches the latest are known", "[pure]") {

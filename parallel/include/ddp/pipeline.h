@@ -122,7 +122,9 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
   using torch::nn::Module::eval;
 
-  /// When this rank computed what, in the last steps. Costs two looks at a clock an action.
+  /// When this rank computed what, in the last steps. Costs two looks at a clock an action; over a
+  /// backend that waits on streams, such as NCCL, two events of the device, whose times these are
+  /// then. Leaves out steps that the device has not ended, and does not wait for them.
   const PipelineStats& stats() const;
 
   /// What this rank computes in a step, in order.
