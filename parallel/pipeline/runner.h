@@ -6,6 +6,7 @@
 #include <ddp/internal/stage_tensors.h>
 #include <ddp/pipeline.h>
 
+#include "pipeline/action_events.h"
 #include "pipeline/pass.h"
 #include "pipeline/schedule.h"
 #include "pipeline/tied.h"
