@@ -162,8 +162,13 @@ void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_
        group->getSize(), Deadline(timeout), "monitored_barrier"});
 }
 
-std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupArg& group_arg) {
-  const auto group = group_arg.get();
+std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupArg& group) {
+  return start_messages(ops, group.get(), {});
+}
+
+std::vector<WorkPtr> start_messages(
+    const std::vector<P2POp>& ops, const ProcessGroup& group,
+    const std::function<std::string()>& where) {
   const auto name = [](const P2POp& op) {
     return op.kind() == P2POp::Kind::Send ? "send" : "recv";
   };
@@ -190,6 +195,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
     const auto start = [&] {
       return copying_out({{start_coalesced(ops, wires, own, *backend)}}, received, sent);
     };
+    if (where) return {monitored(where, *group, device, start, Peers::Some)};
     return {monitored("batch_isend_irecv", *group, device, start, Peers::Some)};
   }
   std::vector<WorkPtr> works;
@@ -202,6 +208,10 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Grou
       }
       return copying_out({{group->recv(tensors, op.peer(), op.tag())}}, {wires[i]});
     };
+    if (where) {
+      works.push_back(monitored(where, *group, device, start, Peers::Some));
+      continue;
+    }
     const bool sends = op.kind() == P2POp::Kind::Send;
     works.push_back(monitored_message(sends, op.peer(), op.tag(), *group, device, start));
   }

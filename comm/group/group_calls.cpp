@@ -282,6 +282,12 @@ WorkPtr monitored(
   return start_monitored(where, group, device, start, peers, wait_on);
 }
 
+WorkPtr monitored(
+    std::function<std::string()> where, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start, Peers peers) {
+  return start_monitored(std::move(where), group, device, start, peers, WaitOn::Stream);
+}
+
 WorkPtr monitored_message(
     bool sends, std::optional<int> peer, int tag, c10d::ProcessGroup& group, c10::Device device,
     c10::function_ref<StartedCall()> start) {

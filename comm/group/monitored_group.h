@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -171,6 +172,11 @@ WorkPtr monitored(
     const char* name, c10d::ProcessGroup& group, c10::Device device,
     c10::function_ref<StartedCall()> start, Peers peers = Peers::All,
     WaitOn wait_on = WaitOn::Stream);
+
+/// The same with a text for errors that is made when it is needed.
+WorkPtr monitored(
+    std::function<std::string()> where, c10d::ProcessGroup& group, c10::Device device,
+    c10::function_ref<StartedCall()> start, Peers peers);
 
 /// The same for a message.
 ///

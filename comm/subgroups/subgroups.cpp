@@ -6,6 +6,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
 #include "group/group_builder.h"
@@ -118,6 +119,10 @@ std::vector<ProcessGroup> connect_subgroups(
     // Else that of the parent's mesh, which is this rank's place in the job, too.
     if (!group.coordinate.empty()) recipe.coordinate = group.coordinate;
     if (group.timeout) recipe.timeout = *group.timeout;
+    if (group.is_of_hosts) {
+      recipe.backends = {{"cpu", "gloo"}};
+      recipe.device_id.reset();
+    }
     recipe.world_ranks.clear();
     for (const int rank : ranks) {
       recipe.world_ranks.push_back(parent_group.recipe().world_ranks[static_cast<size_t>(rank)]);
@@ -164,6 +169,14 @@ ProcessGroup new_group(
   Subgroup group{sorted, ""};
   group.timeout = std::min(timeout, Deadline::kLongest);
   return connect_subgroups(kCall, parent, {group})[0];
+}
+
+ProcessGroup new_host_group(const ProcessGroup& group) {
+  constexpr const char* kCall = "new_host_group";
+  made_here(kCall, group);
+  Subgroup hosts{numbers_up_to(group->getSize()), ""};
+  hosts.is_of_hosts = true;
+  return connect_subgroups(kCall, group, {hosts})[0];
 }
 
 ProcessGroup split_group(int color, int key, const GroupArg& parent_arg) {

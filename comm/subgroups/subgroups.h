@@ -19,6 +19,7 @@ struct Subgroup {
   std::string kind = "group";   // of its name, before its ranks in the job
   std::string coordinate = {};  // as of GroupRecipe
   std::optional<std::chrono::milliseconds> timeout = {};  // of its collectives; else the parent's
+  bool is_of_hosts = false;  // over Gloo, and not over the parent's backends
 };
 
 /// \throws c10::Error  unless this library made the group.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/check.h>
@@ -39,6 +40,13 @@ at::Tensor graph_of(const at::Tensor& tensor) {
   auto graph = at::empty({0}, tensor.options());
   torch::autograd::impl::set_gradient_edge(graph, torch::autograd::impl::gradient_edge(tensor));
   return graph;
+}
+
+/// A stage without parameters gets its tensors where the others have theirs.
+at::Device device_of_messages(const PipelineSetup& setup) {
+  const auto own = device_of_chunks(setup.chunks);
+  if (!setup.messages.are_on_streams() || has_streams(*setup.group, own)) return own;
+  return stream_device(*setup.group).value_or(own);
 }
 
 }  // namespace
@@ -123,14 +131,15 @@ PipelinePass::PipelinePass(
           setup.messages,
           setup.monitor,
           setup.ranks,
-          device_of_chunks(setup.chunks),
+          setup.shape,
+          device_of_messages(setup),
           carrier_device(*setup.group),
           {++setup.calls, trains}} {
   DDP_CHECK(
       setup.messages.are_on_streams() || !has_streams(*setup.group, wire_.device) ||
-          separate_routes(setup.options.schedule(), setup.shape).empty(),
+          setup.shape.ranks == 1,
       "PipelineStage: expected stages that were on ", wire_.device.type(),
-      " at construction, where the groups of their messages are made, got stages that have moved "
+      " at construction, where the ranks agree on how messages go, got stages that have moved "
       "there ",
       setup.on_rank(), ". Move the modules before they become stages.");
   times_.rank = static_cast<int>(setup.rank);
@@ -154,16 +163,19 @@ StageChunk& PipelinePass::chunk_of(const PipelineAction& action) {
   return *chunks_.at(static_cast<size_t>(action.chunk));
 }
 
-PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
+PipelineResult PipelinePass::run(const PipelineList& list) {
   auto& monitor = *setup_.monitor;
   monitor.abort_on_error(
-      [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(steps); });
-  for (const auto& step : steps) {
+      [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(list); });
+  for (at_ = 0; at_ < list.steps.size(); ++at_) {
+    const auto& step = list.steps[at_];
     const auto where = [&] { return name_of(step.action); };
     times_.actions.push_back({step.action, stage_of(step.action)});
-    monitor.abort_on_error(
-        where, [&] { step.action.kind == 'F' ? forward(step) : backward(step); });
-    times_.actions.back().end_ms = milliseconds();
+    monitor.abort_on_error(where, [&] {
+      messages_->begin_step(at_);
+      step.action.kind == 'F' ? forward(step) : backward(step);
+    });
+    mark_end();
   }
   times_.total_ms = milliseconds();
   monitor.abort_on_error([] { return std::string("ending a step of a pipeline"); }, [&] { end(); });
@@ -174,32 +186,27 @@ PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
   return result;
 }
 
+void PipelinePass::mark_begin() {
+  times_.actions.back().begin_ms = milliseconds();
+  if (events_) events_->record();
+}
+
+void PipelinePass::mark_end() {
+  times_.actions.back().end_ms = milliseconds();
+  if (events_) events_->record();
+}
+
 double PipelinePass::milliseconds() const {
   const std::chrono::duration<double, std::milli> since = std::chrono::steady_clock::now() - begin_;
   return since.count();
 }
 
-PipelinePass::Channel PipelinePass::make_channel(
-    char kind, const std::vector<PipelineStep>& steps) const {
-  std::vector<ExpectedMessage> expected;
-  for (const auto& [action, receive, send] : steps) {
-    if (action.kind != kind || !receive) continue;
-    const auto stage = stage_of(action);
-    expected.push_back({action, *receive, kind == 'F' ? stage - 1 : stage + 1});
-  }
-  return {
-      std::make_unique<StageInbox>(wire_, std::move(expected)),
-      std::make_unique<StageOutbox>(wire_)};
-}
-
-void PipelinePass::begin(const std::vector<PipelineStep>& steps) {
+void PipelinePass::begin(const PipelineList& list) {
   const auto count = setup_.shape.microbatches;
   for (const auto& chunk : setup_.chunks) {
     chunks_.push_back(
         std::make_unique<StageChunk>(chunk, trains_ ? count : 0, setup_.options.reduce_each()));
   }
-  forwards_ = make_channel('F', steps);
-  backwards_ = make_channel('B', steps);
   if (has_stage(0)) {
     input_parts_ = Microbatches("inputs", inputs_, count, /*fills=*/!trains_, setup_.on_rank());
     for (int64_t i = 0; i < count; ++i) {
@@ -207,11 +214,35 @@ void PipelinePass::begin(const std::vector<PipelineStep>& steps) {
     }
     input_gradients_.resize(static_cast<size_t>(count));
   }
-  if (!has_stage(setup_.shape.stages() - 1)) return;
-  if (!trains_) return;
-  target_parts_ = Microbatches("a target", {target_}, count, /*fills=*/false, setup_.on_rank());
-  losses_.resize(static_cast<size_t>(count));
-  loss_gradients_.resize(static_cast<size_t>(count));
+  if (has_stage(setup_.shape.stages() - 1) && trains_) {
+    target_parts_ = Microbatches("a target", {target_}, count, /*fills=*/false, setup_.on_rank());
+    losses_.resize(static_cast<size_t>(count));
+    loss_gradients_.resize(static_cast<size_t>(count));
+  }
+  begin_messages(list);
+}
+
+std::string PipelinePass::batch_text() const {
+  std::vector<TensorDescription> tensors;
+  for (const auto& tensor : inputs_) tensors.push_back(description_of(tensor));
+  std::string requires_grad;
+  for (const auto& tensor : tensors) requires_grad += tensor.requires_grad ? '1' : '0';
+  const auto device = wire_.device.type();
+  const bool is_autocast = at::autocast::is_autocast_enabled(device);
+  return ddp::str(
+      trains_, setup_.chunks.front().module->is_training(), requires_grad, " ", text_of(tensors),
+      is_autocast ? ddp::str(" ", at::autocast::get_autocast_dtype(device)) : "");
+}
+
+void PipelinePass::begin_messages(const PipelineList& list) {
+  if (!setup_.messages.are_on_streams()) {
+    messages_ = std::make_unique<HostMessages>(wire_, list.steps);
+    return;
+  }
+  std::optional<std::string> batch;
+  if (has_stage(0)) batch = setup_.options.dynamic_shapes() ? "" : batch_text();
+  messages_ = std::make_unique<StreamedMessages>(wire_, list, setup_.known, batch);
+  if (trains_ && !wire_.device.is_cpu()) events_ = std::make_shared<ActionEvents>(wire_.device);
 }
 
 PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
@@ -219,7 +250,7 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
   if (!step.receive) {
     return std::move(handed_.extract({action.kind, stage_of(action), action.microbatch}).mapped());
   }
-  auto received = channel_of(action).in->take([&] { return name_of(action); });
+  auto received = messages_->take(at_, [&] { return name_of(action); });
   if (received.header.is_filler) fillers_.insert(action.microbatch);
   for (size_t k = 0; k < received.tensors.size(); ++k) {
     if (received.header.tensors[k].requires_grad) received.tensors[k].requires_grad_();
@@ -230,9 +261,7 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
 void PipelinePass::send(const PipelineStep& step, const Tensors& tensors) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
-  if (step.send) {
-    return channel_of(action).out->send(action, *step.send, stage, tensors, is_filler(action));
-  }
+  if (step.send) return messages_->send(at_, tensors, is_filler(action));
   const auto to = action.kind == 'F' ? stage + 1 : stage - 1;
   handed_[{action.kind, to, action.microbatch}] = tensors;
 }
@@ -279,7 +308,7 @@ void PipelinePass::forward(const PipelineStep& step) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
   const auto inputs = stage == 0 ? input_parts_.tensors(action.microbatch) : receive(step);
-  times_.actions.back().begin_ms = milliseconds();
+  mark_begin();
   const auto outputs = run_forward(step, inputs);
   if (is_last(stage)) {
     DDP_CHECK(
@@ -323,9 +352,9 @@ void PipelinePass::backward(const PipelineStep& step) {
   } else {
     gradients = receive(step);
     // The next stage has computed with the activations, so they have arrived.
-    forwards_.out->finish({'F', action.chunk, action.microbatch});
+    messages_->finish({'F', action.chunk, action.microbatch});
   }
-  times_.actions.back().begin_ms = milliseconds();
+  mark_begin();
   auto of_inputs =
       call_program([&] { return chunk_of(action).backward(action.microbatch, gradients); });
   if (stage == 0) {
@@ -336,8 +365,7 @@ void PipelinePass::backward(const PipelineStep& step) {
 }
 
 void PipelinePass::end() {
-  forwards_.out->finish_all();
-  backwards_.out->finish_all();
+  messages_->finish_all();
   if (!trains_ || !has_stage(0)) return;
   std::vector<Tensors> parts;
   for (int64_t i = 0; i < setup_.shape.microbatches; ++i) parts.push_back(input_parts_.tensors(i));

@@ -15,9 +15,10 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/pipeline.h>
 
-#include "pipeline/messages/inbox.h"
+#include "pipeline/action_events.h"
+#include "pipeline/messages/host_messages.h"
 #include "pipeline/messages/message_header.h"
-#include "pipeline/messages/outbox.h"
+#include "pipeline/messages/streamed_messages.h"
 #include "pipeline/messages/wire.h"
 #include "pipeline/microbatches.h"
 #include "pipeline/schedule.h"
@@ -29,6 +30,7 @@ struct PipelineSetup {
   ProcessGroup group;
   std::shared_ptr<GroupMonitor> monitor;
   MessageGroups messages;
+  KnownHeaders known;  // where messages go on streams
   PipelineShape shape;
   int64_t rank = 0;
   int64_t calls = 0;               // step() and eval() until now
@@ -93,20 +95,16 @@ class PipelinePass {
   PipelinePass(PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target);
 
   /// Gradients are enabled if it trains.
-  PipelineResult run(const std::vector<PipelineStep>& steps);
+  PipelineResult run(const PipelineList& list);
 
   /// When the actions ran.
-  const PipelineStepStats& times() const { return times_; }
+  QueuedStep times() const { return {times_, events_}; }
 
  private:
-  /// The messages of one direction.
-  struct Channel {
-    std::unique_ptr<StageInbox> in;
-    std::unique_ptr<StageOutbox> out;
-  };
-
-  void begin(const std::vector<PipelineStep>& steps);
-  Channel make_channel(char kind, const std::vector<PipelineStep>& steps) const;
+  void begin(const PipelineList& list);
+  /// Describes the batch of the first stage, and what else the sizes of messages depend on.
+  std::string batch_text() const;
+  void begin_messages(const PipelineList& list);
   void forward(const PipelineStep& step);
   void backward(const PipelineStep& step);
   Tensors run_forward(const PipelineStep& step, const Tensors& inputs);
@@ -119,11 +117,11 @@ class PipelinePass {
   void end();
 
   double milliseconds() const;
+  /// The action's tensors have come, or will have by now on the stream.
+  void mark_begin();
+  void mark_end();
   bool is_filler(const PipelineAction& action) const {
     return fillers_.count(action.microbatch) > 0;
-  }
-  Channel& channel_of(const PipelineAction& action) {
-    return action.kind == 'F' ? forwards_ : backwards_;
   }
   int64_t stage_of(const PipelineAction& action) const;
   std::string name_of(const PipelineAction& action) const;
@@ -136,7 +134,8 @@ class PipelinePass {
   const Tensors inputs_;
   const at::Tensor target_;
   const StageWire wire_;
-  Channel forwards_, backwards_;
+  std::unique_ptr<StageMessages> messages_;
+  size_t at_ = 0;  // the step of the list
   std::vector<std::unique_ptr<StageChunk>> chunks_;
   Microbatches input_parts_, target_parts_;
   std::set<int64_t> fillers_;  // micro-batches whose outputs are left out
@@ -145,6 +144,7 @@ class PipelinePass {
   Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch; of fillers none
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   PipelineStepStats times_;
+  std::shared_ptr<ActionEvents> events_;  // where messages go on a device's streams
 };
 
 }  // namespace ddp

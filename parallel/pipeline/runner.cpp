@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -65,7 +66,8 @@ void check_setup(const PipelineSetup& setup, int index, int ranks) {
 std::string settings_of(const PipelineSetup& setup) {
   return ddp::str(
       "microbatches ", setup.options.microbatches(), "\nschedule ",
-      name_of(setup.options.schedule()), "\nchunks ", setup.chunks.size());
+      name_of(setup.options.schedule()), "\nchunks ", setup.chunks.size(), "\ndynamic_shapes ",
+      setup.options.dynamic_shapes() ? "true" : "false");
 }
 
 std::string describe_settings(const std::vector<std::string>& by_rank) {
@@ -84,11 +86,28 @@ struct ToldByRanks {
   bool on_streams = false;         // the messages of any stage
 };
 
-/// Over which groups the messages go. Collective: yes.
-MessageGroups message_groups(const PipelineSetup& setup, at::Device device) {
-  return MessageGroups(
-      setup.group, *setup.monitor, separate_routes(setup.options.schedule(), setup.shape),
-      has_streams(*setup.group, device) ? device : carrier_device(*setup.group));
+/// The carriers of messages, where a rank's stages are on a device with streams. Collective: yes.
+MessageGroups streamed_groups(const PipelineSetup& setup, at::Device own) {
+  auto& group = *setup.group;
+  const auto device = has_streams(group, own) ? own : stream_device(group).value_or(own);
+  return MessageGroups(setup.group, *setup.monitor, setup.shape, device);
+}
+
+/// The lists of a rank for a step, and for an evaluation.
+std::pair<PipelineList, PipelineList> lists_of(
+    PipelineSchedule schedule, const PipelineShape& shape, int64_t rank) {
+  std::vector<std::vector<PipelineStep>> all, forwards;
+  for (int64_t r = 0; r < shape.ranks; ++r) {
+    all.push_back(pipeline_steps(pipeline_actions(schedule, shape, r), shape, r));
+    auto& own = forwards.emplace_back();
+    std::copy_if(
+        all.back().begin(), all.back().end(), std::back_inserter(own),
+        [](const PipelineStep& step) { return step.action.kind == 'F'; });
+  }
+  const auto at = static_cast<size_t>(rank);
+  return {
+      {all[at], pipeline_batches(shape, all, rank)},
+      {forwards[at], pipeline_batches(shape, forwards, rank)}};
 }
 
 /// Throws on every rank where stages do not fit together.
@@ -180,12 +199,9 @@ PipelineRunner::PipelineRunner(
       if (buffer.defined()) places_.add(buffer, place);
     }
   }
-  if (told.on_streams) setup_.messages = message_groups(setup_, device);
+  if (told.on_streams) setup_.messages = streamed_groups(setup_, device);
   actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
-  steps_ = pipeline_steps(actions_, setup_.shape, index);
-  std::copy_if(
-      steps_.begin(), steps_.end(), std::back_inserter(forwards_),
-      [](const PipelineStep& step) { return step.action.kind == 'F'; });
+  std::tie(all_, forwards_) = lists_of(options.schedule(), setup_.shape, index);
 }
 
 PipelineResult PipelineRunner::step(
@@ -196,7 +212,7 @@ PipelineResult PipelineRunner::step(
   {
     // Wrappers' units are sharded again at its end.
     PipelinePass pass(setup_, /*trains=*/true, inputs, target);
-    result = pass.run(steps_);
+    result = pass.run(all_);
     add_stats(pass.times());
   }
   tied_.sum_gradients(*setup_.monitor);
@@ -213,11 +229,30 @@ std::vector<at::Tensor> PipelineRunner::summed_parameters() const {
   return summed;
 }
 
-void PipelineRunner::add_stats(PipelineStepStats step) {
+void PipelineRunner::add_stats(QueuedStep step) {
+  // A host is not that far ahead of its device, if somebody looks at results.
+  constexpr size_t kMostQueued = 8;
+  step.times.step = ++steps_done_;
+  if (queued_.size() == kMostQueued) queued_.pop_front();
+  queued_.push_back(std::move(step));
+  // With events: one look at a step that was queued before the last one.
+  if (!queued_.back().events || queued_.size() > 2) take_times();
+}
+
+void PipelineRunner::take_times() {
   constexpr size_t kMostSteps = 128;
-  step.step = ++steps_done_;
-  if (stats_.steps.size() == kMostSteps) stats_.steps.erase(stats_.steps.begin());
-  stats_.steps.push_back(std::move(step));
+  for (; !queued_.empty(); queued_.pop_front()) {
+    auto& [times, events] = queued_.front();
+    if (events && !events->has_ended()) return;
+    if (events) events->fill(times);
+    if (stats_.steps.size() == kMostSteps) stats_.steps.erase(stats_.steps.begin());
+    stats_.steps.push_back(std::move(times));
+  }
+}
+
+const PipelineStats& PipelineRunner::stats() {
+  take_times();
+  return stats_;
 }
 
 at::Tensor PipelineRunner::eval(const std::vector<at::Tensor>& inputs) {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include <ddp/internal/stage_tensors.h>
 #include <ddp/pipeline.h>
 
+#include "pipeline/action_events.h"
 #include "pipeline/pass.h"
 #include "pipeline/schedule.h"
 #include "pipeline/tied.h"
@@ -22,22 +24,26 @@ class PipelineRunner {
   PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
 
-  const PipelineStats& stats() const { return stats_; }
+  /// Without steps that a device has not ended.
+  const PipelineStats& stats();
   const std::vector<PipelineAction>& actions() const { return actions_; }
   const std::vector<detail::StageModule>& chunks() const { return setup_.chunks; }
 
  private:
   /// Parameters whose gradients a step sums over ranks, with those that it finds.
   std::vector<at::Tensor> summed_parameters() const;
-  void add_stats(PipelineStepStats step);
+  void add_stats(QueuedStep step);
+  /// Takes the times of steps that have ended. Does not wait.
+  void take_times();
 
   PipelineSetup setup_;
   TiedParameters tied_;
   StageTensors places_;
   PipelineStats stats_;
+  std::deque<QueuedStep> queued_;  // steps that are not in stats_ yet
   int64_t steps_done_ = 0;
   std::vector<PipelineAction> actions_;
-  std::vector<PipelineStep> steps_, forwards_;  // of a step, and of an evaluation
+  PipelineList all_, forwards_;  // of a step, and of an evaluation
 };
 
 }  // namespace ddp

@@ -45,7 +45,7 @@ TEST_CASE("a pipeline trains where messages go one at a time", "[one_at_a_time][
   for (const auto difference : differences) CHECK(difference < 1e-12);
 }
 
-TEST_CASE("a pipeline has as many groups as it needs", "[one_at_a_time][ranks]") {
+TEST_CASE("a pipeline has no groups for its messages", "[one_at_a_time][ranks]") {
   const auto made_by = [](const Plan& plan) {
     const auto before = one_at_a_time_groups();
     run_ranks<int>(2, one_at_a_time(), [&](const Rank& self) {
@@ -55,11 +55,11 @@ TEST_CASE("a pipeline has as many groups as it needs", "[one_at_a_time][ranks]")
     return (one_at_a_time_groups() - before) / 2;
   };
   CHECK(made_by({kGPipe, 1, 4}) == 1);
-  CHECK(made_by({kOneFOneB, 1, 4}) == 3);
-  CHECK(made_by({kInterleaved, 2, 4}) == 5);
+  CHECK(made_by({kOneFOneB, 1, 4}) == 1);
+  CHECK(made_by({kInterleaved, 2, 4}) == 1);
 }
 
-TEST_CASE("a failure ends waits in all groups of a pipeline", "[one_at_a_time][ranks][errors]") {
+TEST_CASE("a failure ends waits for messages of a pipeline", "[one_at_a_time][ranks][errors]") {
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = errors_of_ranks(3, one_at_a_time(), [](const Rank& self) {
     int losses = 0;

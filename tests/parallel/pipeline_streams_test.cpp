@@ -1,12 +1,16 @@
-// The lists of pipelines, obeyed by ranks whose streams move one message at a time, as NCCL's do.
+// The batches of pipelines' messages, obeyed by ranks with one stream for all messages, as NCCL's
+// communicators are.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "parallel/pipeline/batches.h"
 #include "parallel/pipeline/schedule.h"
 
 #include "support/catch.h"
@@ -14,153 +18,171 @@
 namespace ddp {
 namespace {
 
-using Routes = std::vector<MessageRoute>;
+using Lists = std::vector<std::vector<PipelineStep>>;
+using Batches = std::vector<std::vector<PipelineBatch>>;  // by rank
 
-/// Two steps and an evaluation of each rank. A rank's host waits for what it receives, before a
-/// backward for the activations that it sent, and at the end of a pass for all that it sent.
+Lists lists_of(PipelineSchedule schedule, const PipelineShape& shape, bool trains = true) {
+  Lists lists;
+  for (int64_t rank = 0; rank < shape.ranks; ++rank) {
+    auto& own = lists.emplace_back();
+    for (auto& step : pipeline_steps(pipeline_actions(schedule, shape, rank), shape, rank)) {
+      if (trains || step.action.kind == 'F') own.push_back(step);
+    }
+  }
+  return lists;
+}
+
+Batches batches_of(const PipelineShape& shape, const Lists& lists) {
+  Batches batches;
+  for (int64_t rank = 0; rank < shape.ranks; ++rank) {
+    batches.push_back(pipeline_batches(shape, lists, rank));
+  }
+  return batches;
+}
+
+/// Each receive on its own, right before the action that needs it, and each send after its own.
+Batches without_looking_ahead(const Lists& lists) {
+  Batches batches;
+  for (const auto& steps : lists) {
+    auto& own = batches.emplace_back();
+    for (size_t k = 0; k < steps.size(); ++k) {
+      if (steps[k].receive) own.push_back({k, {{false, steps[k].receive->peer, k}}});
+      if (steps[k].send) own.push_back({k + 1, {{true, steps[k].send->peer, k}}});
+    }
+  }
+  return batches;
+}
+
+/// How a stream moves the messages of a batch: all at a time, as a group of NCCL's, or one after
+/// the other.
+enum class Moves { Together, OneByOne };
+
+/// Ranks whose hosts queue everything, with a stream for computations and one for messages. A batch
+/// begins after the one before it and the computations that were queued before it; a message moves
+/// where both its ranks have it in a batch that has begun; a computation waits for its message.
 class StreamedRanks {
  public:
-  /// \param routes  with a stream each; empty: one stream a rank.
-  StreamedRanks(PipelineSchedule schedule, const PipelineShape& shape, const Routes& routes)
-      : shape_(shape), routes_(routes), ranks_(static_cast<size_t>(shape.ranks)) {
-    for (int64_t rank = 0; rank < shape.ranks; ++rank) {
-      const auto steps = pipeline_steps(pipeline_actions(schedule, shape, rank), shape, rank);
-      for (const bool trains : {true, false, true}) {
-        auto& all = state(rank).steps;
-        for (const auto& step : steps) {
-          if (trains || step.action.kind == 'F') all.push_back({step, false});
-        }
-        all.back().ends_pass = true;
-      }
-    }
+  StreamedRanks(const Lists& lists, const Batches& batches, Moves moves)
+      : lists_(lists), batches_(batches), moves_(moves), ranks_(lists.size()) {
+    for (size_t rank = 0; rank < lists.size(); ++rank) begin_batch(rank);
   }
 
   /// What the ranks wait for in the end; empty if all have ended.
   std::string run() {
     for (bool moved = true; moved;) {
       moved = false;
-      for (int64_t rank = 0; rank < shape_.ranks; ++rank) {
-        while (advance(rank)) moved = true;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        while (compute(rank) || end_batch(rank)) moved = true;
+        while (move_message(rank)) moved = true;
       }
-      while (deliver()) moved = true;
     }
     std::string waits;
-    for (int64_t rank = 0; rank < shape_.ranks; ++rank) {
-      const auto& own = state(rank);
-      if (own.next == own.steps.size()) continue;
-      if (!waits.empty()) waits += "; ";
-      waits += "rank " + std::to_string(rank) + " waits in " +
-               text_of(own.steps[own.next].step.action, shape_, rank);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto& own = ranks_[rank];
+      if (own.computed == lists_[rank].size() && own.batch == batches_[rank].size()) continue;
+      waits += "rank " + std::to_string(rank) + " has " + std::to_string(own.computed) + " of " +
+               std::to_string(lists_[rank].size()) + "; ";
     }
-    return waits + wrong_;
+    return waits;
   }
+
+  /// The most messages at a time that a rank has received before it needs them.
+  size_t most_kept() const { return most_kept_; }
+  /// Whether a message arrived while its rank computed something else that was before it.
+  int64_t overlapped() const { return overlapped_; }
 
  private:
-  using Content = std::tuple<char, int64_t, int64_t>;  // kind, sending stage, micro-batch
-
-  /// A send or a receive on a stream.
-  struct Call {
-    bool sends;
-    int64_t peer;
-    Content content;
-    bool is_over = false;
-  };
-  struct Listed {
-    PipelineStep step;
-    bool ends_pass;
-  };
   struct RankState {
-    std::vector<Listed> steps;
-    size_t next = 0;
-    int part = 0;  // of the step: to receive, to wait, to send, to wait for the end
-    std::deque<Call> calls;
-    std::map<MessageRoute, std::deque<Call*>> streams;
-    Call* received = nullptr;
+    size_t computed = 0;         // actions
+    size_t batch = 0;            // that its stream is at
+    std::vector<bool> is_moved;  // messages of the batch
+    std::map<size_t, bool> received;
   };
 
-  RankState& state(int64_t rank) { return ranks_[static_cast<size_t>(rank)]; }
-
-  void call(int64_t rank, bool sends, const PipelineMessage& message, const Content& content) {
-    auto& own = state(rank);
-    own.calls.push_back({sends, message.peer, content});
-    const auto route = sends ? route_of(std::get<0>(content), rank, message.peer)
-                             : route_of(std::get<0>(content), message.peer, rank);
-    own.streams[routes_.empty() ? MessageRoute() : route].push_back(&own.calls.back());
+  void begin_batch(size_t rank) {
+    auto& own = ranks_[rank];
+    own.is_moved.clear();
+    if (own.batch < batches_[rank].size()) {
+      own.is_moved.resize(batches_[rank][own.batch].messages.size());
+    }
   }
 
-  /// Whether sends up to that of `last` have ended; without one, whether all have.
-  static bool have_arrived(const RankState& own, char kind, const Content* last) {
-    for (const auto& call : own.calls) {
-      if (!call.sends || (last && std::get<0>(call.content) != kind)) continue;
-      if (!call.is_over) return false;
-      if (last && call.content == *last) return true;
-    }
+  bool has_begun(size_t rank) const {
+    const auto& own = ranks_[rank];
+    return own.batch < batches_[rank].size() && own.computed >= batches_[rank][own.batch].before;
+  }
+
+  bool compute(size_t rank) {
+    auto& own = ranks_[rank];
+    if (own.computed == lists_[rank].size()) return false;
+    if (lists_[rank][own.computed].receive && own.received.count(own.computed) == 0) return false;
+    own.received.erase(own.computed++);
     return true;
   }
 
-  /// \return  false where the rank has ended, or waits.
-  bool advance(int64_t rank) {
-    auto& own = state(rank);
-    if (own.next == own.steps.size()) return false;
-    const auto& [step, ends_pass] = own.steps[own.next];
-    const auto [kind, chunk, microbatch] = step.action;
-    const auto stage = shape_.stage_of(rank, chunk);
-    const Content activation{'F', stage, microbatch};
-    switch (own.part) {
-      case 0:
-        own.received = nullptr;
-        if (!step.receive) break;
-        call(rank, false, *step.receive, {kind, kind == 'F' ? stage - 1 : stage + 1, microbatch});
-        own.received = &own.calls.back();
-        break;
-      case 1:
-        if (own.received && !own.received->is_over) return false;
-        if (kind == 'B' && step.receive && !have_arrived(own, 'F', &activation)) return false;
-        break;
-      case 2:
-        if (step.send) call(rank, true, *step.send, {kind, stage, microbatch});
-        break;
-      default:
-        if (ends_pass) {
-          if (!have_arrived(own, 0, nullptr)) return false;
-          own.calls.clear();
-        }
-        ++own.next;
+  bool end_batch(size_t rank) {
+    auto& own = ranks_[rank];
+    if (!has_begun(rank)) return false;
+    if (std::count(own.is_moved.begin(), own.is_moved.end(), false) > 0) return false;
+    // A message is there for a computation when its whole batch has ended.
+    for (const auto& message : batches_[rank][own.batch].messages) {
+      if (message.sends) continue;
+      own.received[message.step] = true;
+      overlapped_ += message.step > batches_[rank][own.batch].before ? 1 : 0;
     }
-    own.part = (own.part + 1) % 4;
+    most_kept_ = std::max(most_kept_, own.received.size());
+    ++own.batch;
+    begin_batch(rank);
     return true;
   }
 
-  /// Moves a message whose send and receive are the first of their streams.
-  bool deliver() {
-    for (int64_t rank = 0; rank < shape_.ranks; ++rank) {
-      for (auto& [route, stream] : state(rank).streams) {
-        if (stream.empty() || !stream.front()->sends) continue;
-        auto& other = state(stream.front()->peer).streams[route];
-        if (other.empty() || other.front()->sends || other.front()->peer != rank) continue;
-        if (other.front()->content != stream.front()->content) wrong_ = " another message";
-        stream.front()->is_over = other.front()->is_over = true;
-        stream.pop_front();
-        other.pop_front();
+  /// The messages of the batch that may move now.
+  std::vector<size_t> movable(size_t rank) const {
+    std::vector<size_t> movable;
+    if (!has_begun(rank)) return movable;
+    const auto& moved = ranks_[rank].is_moved;
+    for (size_t i = 0; i < moved.size(); ++i) {
+      if (moved[i]) continue;
+      movable.push_back(i);
+      if (moves_ == Moves::OneByOne) break;
+    }
+    return movable;
+  }
+
+  /// Moves a message that the rank sends. Messages from one rank to another have no tags: the first
+  /// that is sent is the first that is received, and has to be the one that is expected.
+  bool move_message(size_t rank) {
+    for (const auto i : movable(rank)) {
+      const auto& sent = batches_[rank][ranks_[rank].batch].messages[i];
+      if (!sent.sends) continue;
+      const auto peer = static_cast<size_t>(sent.peer);
+      for (const auto j : movable(peer)) {
+        const auto& received = batches_[peer][ranks_[peer].batch].messages[j];
+        if (received.sends || received.peer != static_cast<int64_t>(rank)) continue;
+        const auto& out = lists_[rank][sent.step];
+        const auto& in = lists_[peer][received.step];
+        if (out.action.kind != in.action.kind || out.send->tag != in.receive->tag) return false;
+        ranks_[rank].is_moved[i] = ranks_[peer].is_moved[j] = true;
         return true;
       }
     }
     return false;
   }
 
-  const PipelineShape shape_;
-  const Routes routes_;
+  const Lists& lists_;
+  const Batches& batches_;
+  const Moves moves_;
   std::vector<RankState> ranks_;
-  std::string wrong_;
+  size_t most_kept_ = 0;
+  int64_t overlapped_ = 0;
 };
 
-/// Calls `check` with every schedule that a pipeline of 2 to 4 ranks, 1 or 2 stages a rank and 1 to
-/// 8 micro-batches can have.
-template <typename Check>
-void for_each_pipeline(const Check& check) {
-  for (int64_t ranks = 2; ranks <= 4; ++ranks) {
-    for (int64_t chunks = 1; chunks <= 2; ++chunks) {
-      for (int64_t microbatches = 1; microbatches <= 8; ++microbatches) {
+/// Calls `check` with every schedule that a pipeline of 2 to 8 ranks, 1 to 3 stages a rank and 1 to
+/// 16 micro-batches can have.
+void for_each_pipeline(const std::function<void(PipelineSchedule, const PipelineShape&)>& check) {
+  for (int64_t ranks = 2; ranks <= 8; ++ranks) {
+    for (int64_t chunks = 1; chunks <= 3; ++chunks) {
+      for (const int64_t microbatches : {1, 2, 3, 4, 5, 7, 8, 11, 16}) {
         for (const auto schedule :
              {PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::Interleaved}) {
           if (schedule == PipelineSchedule::OneFOneB && chunks > 1) continue;
@@ -174,34 +196,76 @@ void for_each_pipeline(const Check& check) {
 
 }  // namespace
 
-TEST_CASE("with a stream for each route no rank waits for ever", "[pipeline][pure]") {
+TEST_CASE("in batches over one stream no rank waits for ever", "[pipeline][pure]") {
   for_each_pipeline([](PipelineSchedule schedule, const PipelineShape& shape) {
-    CHECK(StreamedRanks(schedule, shape, separate_routes(schedule, shape)).run() == "");
+    for (const bool trains : {true, false}) {
+      const auto lists = lists_of(schedule, shape, trains);
+      const auto batches = batches_of(shape, lists);
+      CHECK(StreamedRanks(lists, batches, Moves::Together).run() == "");
+      CHECK(StreamedRanks(lists, batches, Moves::OneByOne).run() == "");
+    }
   });
 }
 
-TEST_CASE("with one stream for all routes ranks wait for each other", "[pipeline][pure]") {
-  CHECK(
-      StreamedRanks(PipelineSchedule::OneFOneB, {2, 1, 2}, {}).run() ==
-      "rank 0 waits in B0 of stage 0; rank 1 waits in F1 of stage 1");
-  for_each_pipeline([](PipelineSchedule schedule, const PipelineShape& shape) {
-    const auto waits = StreamedRanks(schedule, shape, {}).run();
-    if (schedule != PipelineSchedule::GPipe) CHECK((waits != "") == (shape.microbatches > 1));
-    if (schedule == PipelineSchedule::GPipe && shape.chunks == 1) CHECK(waits == "");
-  });
-  CHECK(StreamedRanks(PipelineSchedule::GPipe, {2, 2, 2}, {}).run() != "");
-}
-
-TEST_CASE("a pipeline has as many streams as its messages have routes", "[pipeline][pure]") {
-  const auto count = [](PipelineSchedule schedule, int64_t ranks, int64_t chunks) {
-    return separate_routes(schedule, {ranks, chunks, 4}).size();
+TEST_CASE("a rank that looks at its own list alone waits for ever", "[pipeline][pure]") {
+  const auto waits = [](PipelineSchedule schedule, const PipelineShape& shape) {
+    const auto lists = lists_of(schedule, shape);
+    return StreamedRanks(lists, without_looking_ahead(lists), Moves::Together).run();
   };
-  CHECK(count(PipelineSchedule::GPipe, 2, 1) == 0);
-  CHECK(count(PipelineSchedule::GPipe, 2, 2) == 4);
-  CHECK(count(PipelineSchedule::OneFOneB, 1, 1) == 0);
-  CHECK(count(PipelineSchedule::OneFOneB, 4, 1) == 2);
-  CHECK(count(PipelineSchedule::Interleaved, 4, 1) == 2);
-  CHECK(count(PipelineSchedule::Interleaved, 4, 2) == 4);
+  CHECK(waits(PipelineSchedule::OneFOneB, {2, 1, 2}) == "rank 0 has 2 of 4; rank 1 has 2 of 4; ");
+  CHECK(waits(PipelineSchedule::Interleaved, {2, 2, 4}) != "");
+  CHECK(waits(PipelineSchedule::GPipe, {2, 1, 4}) == "");
+}
+
+TEST_CASE("the ranks agree on the order and the partners of batches", "[pipeline][pure]") {
+  for_each_pipeline([](PipelineSchedule schedule, const PipelineShape& shape) {
+    const auto lists = lists_of(schedule, shape);
+    const auto batches = batches_of(shape, lists);
+    // From a rank to another, in order: kind, tag.
+    using Order = std::vector<std::pair<char, int64_t>>;
+    std::map<std::pair<int64_t, int64_t>, Order> sent, received;
+    for (int64_t rank = 0; rank < shape.ranks; ++rank) {
+      const auto& own = lists[static_cast<size_t>(rank)];
+      std::vector<int> seen(own.size());
+      for (const auto& batch : batches[static_cast<size_t>(rank)]) {
+        int sends = 0;
+        for (const auto& message : batch.messages) {
+          const auto& step = own[message.step];
+          ++seen[message.step];
+          if (message.sends) {
+            ++sends;
+            // Right after the action that made it.
+            CHECK(batch.before == message.step + 1);
+            sent[{rank, message.peer}].emplace_back(step.action.kind, step.send->tag);
+          } else {
+            CHECK(batch.before <= message.step);
+            received[{message.peer, rank}].emplace_back(step.action.kind, step.receive->tag);
+          }
+        }
+        CHECK(sends <= 1);
+        CHECK(batch.messages.size() <= 3);
+      }
+      for (size_t k = 0; k < own.size(); ++k) {
+        CHECK(seen[k] == (own[k].receive ? 1 : 0) + (own[k].send ? 1 : 0));
+      }
+    }
+    CHECK(sent == received);
+  });
+}
+
+TEST_CASE("messages arrive while ranks compute", "[pipeline][pure]") {
+  const auto ahead = [](PipelineSchedule schedule, const PipelineShape& shape) {
+    const auto lists = lists_of(schedule, shape);
+    const auto batches = batches_of(shape, lists);
+    StreamedRanks ranks(lists, batches, Moves::Together);
+    CHECK(ranks.run() == "");
+    return std::make_pair(ranks.overlapped(), ranks.most_kept());
+  };
+  // The last stage gets F1 while it computes B0.
+  CHECK(ahead(PipelineSchedule::OneFOneB, {2, 1, 8}).first > 0);
+  CHECK(ahead(PipelineSchedule::Interleaved, {4, 2, 8}).first > 0);
+  // Few lie there at a time.
+  CHECK(ahead(PipelineSchedule::OneFOneB, {8, 1, 16}).second <= 8);
 }
 
 }  // namespace ddp

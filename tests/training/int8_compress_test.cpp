@@ -46,14 +46,14 @@ at::Tensor averaged(const ddp::CommHook& hook, const at::Tensor& gradient) {
 }
 
 /// A way to quantize.
-struct Way {
+struct ByteWay {
   std::string name;
   std::function<ByteCompress(const ddp::GroupArg&)> make;
   double most_lost;  // of the means of normal values
   bool is_whole = false;
 };
 
-std::vector<Way> all_ways(int64_t block) {
+std::vector<ByteWay> all_ways(int64_t block) {
   const auto int8 = [block](Quantization per) {
     return [=](const ddp::GroupArg& group) {
       return Int8Compress(Int8Options().block(block).per(per), group);
@@ -75,7 +75,7 @@ std::vector<Way> all_ways(int64_t block) {
 }
 
 /// The default ways of int8 and fp8.
-std::vector<Way> both_ways() {
+std::vector<ByteWay> both_ways() {
   const auto all = all_ways(256);
   return {all[0], all[3]};
 }
@@ -291,7 +291,7 @@ TEST_CASE("gradients in bytes train as without a hook", "[int8][ranks]") {
     for (int i = kSteps - 50; i < kSteps; ++i) sum += losses[static_cast<size_t>(i)] / 50;
     return sum;
   };
-  const auto run = [&](const Way* way) {
+  const auto run = [&](const ByteWay* way) {
     return run_ranks<std::vector<double>>(2, [&](const Rank& self) {
       return losses_of(self, way ? ddp::CommHook(way->make(self.group)) : nullptr, kSteps);
     });

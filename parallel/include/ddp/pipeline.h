@@ -61,6 +61,10 @@ struct PipelineOptions {
   /// In which order forwards and backwards run. Several chunks need GPipe or Interleaved.
   /// Default: OneFOneB
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::OneFOneB;
+  /// Over a backend that waits on streams, such as NCCL: what stages pass to each other may differ
+  /// between batches of equal sizes and dtypes, because it depends on values, so that each message
+  /// has a header, and the hosts wait for each other's. Elsewhere each has one. Default: false
+  TORCH_ARG(bool, dynamic_shapes) = false;
   /// What the last stage does to a loss before backward: a GradScaler's scale(). Default: nothing
   TORCH_ARG(std::function<at::Tensor(const at::Tensor&)>, scale_loss) = {};
   /// Parameters of this rank that other stages have, too; not the same on all stages. Several over
@@ -99,8 +103,10 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   ///         the rank. A rank that has done its part of the step throws in the next one. The
   ///         process groups are then aborted.
   ///
-  /// Collective: yes, over the stages. Blocks: host.
-  /// Memory: inputs, and what autograd saves, of as many micro-batches as the schedule keeps.
+  /// Collective: yes, over the stages. Blocks: host; over a backend that waits on streams (NCCL)
+  /// only until the first stage's host begins its call, and in the first call with a batch of some
+  /// sizes for headers: results are there on the current stream. Memory: inputs, and what autograd
+  /// saves, of as many micro-batches as the schedule keeps.
   PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
 
   /// Forward of a batch, without graphs. Does not change the mode of the modules; eval() without
@@ -116,7 +122,9 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
   using torch::nn::Module::eval;
 
-  /// When this rank computed what, in the last steps. Costs two looks at a clock an action.
+  /// When this rank computed what, in the last steps. Costs two looks at a clock an action; over a
+  /// backend that waits on streams, such as NCCL, two events of the device, whose times these are
+  /// then. Leaves out steps that the device has not ended, and does not wait for them.
   const PipelineStats& stats() const;
 
   /// What this rank computes in a step, in order.

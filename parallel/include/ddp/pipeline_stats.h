@@ -10,7 +10,8 @@
 
 namespace ddp {
 
-/// One computation of a step. Times are milliseconds since this rank began the step.
+/// One computation of a step. Times are milliseconds since this rank began the step: on its host,
+/// or on its device where no host waits for messages, as over NCCL.
 struct ActionStats {
   PipelineAction action;  ///< what was computed
   int64_t stage = 0;      ///< whose forward or backward it is
@@ -30,7 +31,7 @@ struct PipelineStepStats {
   DDP_API double busy_ms() const;
 };
 
-/// The measurements of a pipeline, on the host.
+/// The measurements of a pipeline.
 struct PipelineStats {
   std::vector<PipelineStepStats> steps;  ///< the last ones, oldest first, at most 128 of a rank
 

@@ -41,7 +41,7 @@ StageMessage StageInbox::take(WaitPoint where) {
 
 StageInbox::Posted StageInbox::post(
     const at::Tensor& memory, const ExpectedMessage& expected) const {
-  return {memory, wire_.receive(memory, expected.action.kind, expected.message)};
+  return {memory, wire_.receive(memory, expected.message)};
 }
 
 StageInbox::Posted StageInbox::post_words(int64_t count, const ExpectedMessage& expected) const {
@@ -54,9 +54,7 @@ StageMessage StageInbox::receive(
   std::vector<int64_t> words;
   const auto append = [&](const Posted& posted) {
     wait(posted.work);
-    const auto received = posted.memory.cpu().view(at::kLong);
-    const auto* first = received.const_data_ptr<int64_t>();
-    words.insert(words.end(), first, first + received.numel());
+    append_words(posted.memory, words);
   };
   append(header);
   if (const auto rest = words_of_second_part(words); rest > 0) append(post_words(rest, expected));

@@ -34,7 +34,7 @@ struct StageMessage {
 ///
 /// A thread receives the next ones while this rank computes: Gloo begins to send a message when its
 /// receiver is ready for it, and how large it is stands in its header. Messages in device memory
-/// are received when they are needed: NCCL moves those of a group in the order of a rank's calls.
+/// are received when they are needed.
 class StageInbox {
  public:
   /// \param wire  lives longer. \param expected  in the order in which the sender sends them.

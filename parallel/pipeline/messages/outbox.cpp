@@ -3,28 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ATen.h>
 #include <ddp/internal/text.h>
 
 #include "pipeline/messages/message_header.h"
 
 namespace ddp {
-namespace {
-
-at::Tensor bytes_of_tensor(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1}).view(at::kByte);
-}
-
-at::Tensor tensor_of_words(const int64_t* words, int64_t count, at::Device device) {
-  auto tensor = at::empty({count}, at::kLong);
-  std::copy(words, words + count, tensor.data_ptr<int64_t>());
-  return tensor.to(device).view(at::kByte);
-}
-
-}  // namespace
-
 void StageOutbox::start(Sent& sent, const at::Tensor& bytes) const {
-  sent.works.push_back(wire_.send(bytes, sent.action.kind, sent.message));
+  sent.works.push_back(wire_.send(bytes, sent.message));
   sent.memory.push_back(bytes);
 }
 
@@ -35,13 +20,13 @@ void StageOutbox::send(
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
   const auto words = words_of(header);
   Sent sent{action, message, stage};
-  start(sent, tensor_of_words(words.data(), kHeaderWords, wire_.header_device));
+  start(sent, bytes_of(words.data(), kHeaderWords, wire_.header_device));
   const auto rest = static_cast<int64_t>(words.size()) - kHeaderWords;
   if (rest > 0) {
-    start(sent, tensor_of_words(words.data() + kHeaderWords, rest, wire_.header_device));
+    start(sent, bytes_of(words.data() + kHeaderWords, rest, wire_.header_device));
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (has_bytes(header.tensors[i])) start(sent, bytes_of_tensor(tensors[i]));
+    if (has_bytes(header.tensors[i])) start(sent, bytes_of(tensors[i]));
   }
   if (!wire_.has_threads()) {
     drop_arrived();

@@ -25,6 +25,14 @@ void note(const char* name) {
   all_seen().emplace_back(name);
 }
 
+// Of each thread, because NCCL's watchdog polls on one of its own.
+thread_local int64_t polls_of_thread = 0;
+
+cudaError_t note_poll(cudaError_t answer) {
+  if (answer == cudaErrorNotReady) ++polls_of_thread;
+  return answer;
+}
+
 template <typename Function>
 Function runtime_function(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
@@ -60,6 +68,16 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return real(event);
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  static const auto real = runtime_function<cudaError_t (*)(cudaStream_t)>("cudaStreamQuery");
+  return note_poll(real(stream));
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  static const auto real = runtime_function<cudaError_t (*)(cudaEvent_t)>("cudaEventQuery");
+  return note_poll(real(event));
+}
+
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   note("cudaMemcpy");
   using Function = cudaError_t (*)(void*, const void*, size_t, cudaMemcpyKind);
@@ -82,7 +100,7 @@ cudaError_t cudaMemcpyAsync(
 
 namespace ddp::testing {
 
-HostWaits::HostWaits() {
+HostWaits::HostWaits() : first_poll_(polls_of_thread) {
   const std::lock_guard lock(mutex);
   first_ = all_seen().size();
 }
@@ -91,5 +109,7 @@ std::vector<std::string> HostWaits::seen() const {
   const std::lock_guard lock(mutex);
   return {all_seen().begin() + static_cast<std::ptrdiff_t>(first_), all_seen().end()};
 }
+
+int64_t HostWaits::polls() const { return polls_of_thread - first_poll_; }
 
 }  // namespace ddp::testing

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -31,6 +32,8 @@
 
 namespace ddp {
 
+class P2POp;
+
 /// "on rank 1 of 2".
 inline std::string on_rank_text(const c10d::ProcessGroup& group) {
   return ddp::str("on rank ", group.getRank(), " of ", group.getSize());
@@ -54,6 +57,20 @@ inline bool have_same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
   if (a == b || !a || !b || a->getSize() != b->getSize()) return a == b;
   return count_common_ranks(*a, *b) == a->getSize();
 }
+
+/// batch_isend_irecv() with a text of its own for errors of its handles.
+///
+/// \param where  what the messages are; empty: the name of the call.
+std::vector<c10::intrusive_ptr<c10d::Work>> start_messages(
+    const std::vector<P2POp>& ops, const ProcessGroup& group,
+    const std::function<std::string()>& where);
+
+/// A group of the same ranks over Gloo, for what hosts tell each other beside their devices.
+///
+/// \param group  that this library made.
+///
+/// Collective: yes, over `group`. Blocks: host. Cost: as new_group().
+ProcessGroup new_host_group(const ProcessGroup& group);
 
 /// c10d's default if the group's backend does not report one.
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group);
