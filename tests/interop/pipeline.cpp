@@ -93,7 +93,7 @@ void train(
     const auto result = pipeline.step(
         rank == 0 ? std::vector<at::Tensor>{tokens} : std::vector<at::Tensor>{},
         rank + 1 == ranks ? target : at::Tensor());
-    const auto norm = ddp::clip_grad_norm_(pipeline, kMaxNorm, mesh);
+    const double norm = ddp::clip_grad_norm_(pipeline, kMaxNorm, mesh);
     optimizer->step();
     auto loss = torch::zeros({1}, torch::kDouble);
     for (const auto& part : result.losses) loss += part / kMicrobatches;

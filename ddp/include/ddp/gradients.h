@@ -35,7 +35,7 @@ namespace ddp {
 DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = true);
 
 /// The norm that clip_grad_norm_() found. On a device the host waits for it when the program reads
-/// it, and not before.
+/// it, and not before. printf() takes `static_cast<double>(norm)`.
 ///
 /// Threads: one.
 class DDP_API GradientNorm {
