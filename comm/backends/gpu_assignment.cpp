@@ -1,5 +1,8 @@
 #include "backends/gpu_assignment.h"
 
+#include <algorithm>
+#include <string>
+
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/system/host.h>
@@ -13,9 +16,10 @@ std::string why_shared(const StartupBarrier& barrier, c10d::Store& votes, const 
   const auto mine = std::to_string(barrier.rank);
   const auto first = votes.compareSet("gpu/" + id, "", mine);
   if (first == mine) return "";
+  const auto ranks = std::minmax({std::stoi(first), barrier.rank});
   return ddp::str(
-      "expected a GPU for each rank, got the same one for ranks ", first, " and ", mine, ", ", id,
-      ". Start one process per GPU, or use backend(\"gloo\")");
+      "expected a GPU for each rank, got the same one for ranks ", ranks.first, " and ",
+      ranks.second, ", ", id, ". Start one process per GPU, or use backend(\"gloo\")");
 }
 
 }  // namespace

@@ -411,8 +411,8 @@ TEST_CASE("units of a stage are gathered and reduced once a step, while others c
     }
     return ddp::FullyShardedDataParallel(units, options);
   });
-  // The last backward asks first whether a rank keeps several graphs.
-  const std::string first = "GGff", forward = "ff", backward = "bb", last = "AbRbR";
+  // The last backward ends with the ranks' notes of what they reduced.
+  const std::string first = "GGff", forward = "ff", backward = "bb", last = "bRbRA";
   const bool is_gpipe = schedule == S::GPipe;
   for (size_t rank = 0; rank < 4; ++rank) {
     CAPTURE(rank, is_gpipe);

@@ -308,10 +308,11 @@ TEST_CASE("memory's peak covers what was freed", "[ranks][stats]") {
 
 // The program that the test after it starts.
 TEST_CASE("memory's peak is below a large parent's", "[.peak]") {
+  const auto of_parent = c10::utils::get_env("DDP_OF_PARENT");
+  if (!of_parent) return;  // a list that leaves tags out has hidden cases, too
   const auto stats =
       run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 1, /*every=*/1); });
-  const auto of_parent = std::stoll(c10::utils::get_env("DDP_OF_PARENT").value());
-  CHECK(stats[0].peak_host_bytes < of_parent / 4 * 3);
+  CHECK(stats[0].peak_host_bytes < std::stoll(*of_parent) / 4 * 3);
 }
 
 TEST_CASE("memory's peak is of this process, not of a parent", "[process][stats]") {

@@ -83,8 +83,9 @@ struct Load {
   Clock::duration took{};
 };
 
-/// The most polls of a rank in that time. Each of four barriers begins with five quick polls.
-int polls_within(Clock::duration time) { return static_cast<int>(time / 20ms) + 4 * 5; }
+/// The most polls of a rank in that time. Each of four barriers begins with five quick polls, which
+/// come later, and so beside others, on a machine that is busy.
+int polls_within(Clock::duration time) { return static_cast<int>(time / 10ms) + 4 * 5; }
 
 Load measure(const Rank& self) {
   const auto start = Clock::now();

@@ -89,6 +89,7 @@ class DDP_API ByteCompress {
 
  protected:
   class Impl;
+  /// \param impl  of the hook, with its group and its errors.
   explicit ByteCompress(std::shared_ptr<Impl> impl);
 
  private:
