@@ -42,7 +42,7 @@ std::vector<std::string> ask_all(
   return answers;
 }
 
-/// Of rank 0, on its thread.
+/// The warnings of rank 0, on its thread.
 std::vector<std::string> warnings_of_first(const std::vector<GpuAssignment>& gpus) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const int size = static_cast<int>(gpus.size());

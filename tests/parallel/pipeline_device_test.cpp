@@ -3,11 +3,8 @@
 // memory that is free too early would show, as NaN.
 #include <algorithm>
 #include <cmath>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +15,7 @@
 #include "parallel/pipeline_beside.h"
 #include "pipeline/messages/streamed_messages.h"
 #include "support/compare.h"
+#include "support/meeting.h"
 #include "support/ranks.h"
 #include "support/toy_device.h"
 #include "support/toy_messages.h"
@@ -35,32 +33,6 @@ RanksOptions over_toy() { return over(toy::register_messages()); }
 RanksOptions over_toy_and_gloo() {
   return over(std::string("cpu:gloo,toy:") + toy::register_messages());
 }
-
-/// Where all rank threads wait for each other, not through a group.
-class Meeting {
- public:
-  explicit Meeting(int ranks) : ranks_(ranks) {}
-  void come() {
-    std::unique_lock lock(mutex_);
-    const int round = round_;
-    if (++here_ == ranks_) {
-      here_ = 0;
-      ++round_;
-      all_.notify_all();
-      return;
-    }
-    const auto is_over = [&] { return round_ != round; };
-    if (!all_.wait_for(lock, std::chrono::seconds(40), is_over)) {
-      throw std::runtime_error("a rank does not come");
-    }
-  }
-
- private:
-  const int ranks_;
-  std::mutex mutex_;
-  std::condition_variable all_;
-  int here_ = 0, round_ = 0;
-};
 
 at::Tensor on_toy(const at::Tensor& tensor) { return tensor.to(c10::Device(at::kPrivateUse1, 0)); }
 
@@ -118,7 +90,7 @@ struct OnToy {
   PipelineStage<Layer> pipeline;
 };
 
-/// What a call cost the rank's host, and whether it was right.
+/// The work that a call gave the rank's host, and whether its result was right.
 struct Cost {
   int host_waits = 0, polls = 0;
   int64_t host_messages = 0;

@@ -31,8 +31,7 @@ namespace ddp::testing {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
-/// What a program keeps of a collective without its tensors. Where nothing else has it, it has
-/// ended.
+/// A collective's handle without its tensors. Where nothing else has the collective, it has ended.
 class LightDeviceWork : public c10d::Work {
  public:
   explicit LightDeviceWork(const WorkPtr& whole) : whole_(whole) {}

@@ -219,6 +219,7 @@ void queue_operation(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   auto& device = Device::get();
   const Lock lock(device.mutex);
+  ++device.launches[current_key(index).second];
   device.push(current_key(index), [op, on_cpu, fresh] {
     const at::NoGradGuard inner;
     const at::AutoDispatchBelowAutograd below_too;
@@ -264,6 +265,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     device.copies.push_back(
         {stream.second, device.pinned.count(host.storage().data()) > 0, non_blocking});
   }
+  ++device.launches[stream.second];
   device.push(stream, [source = host_view(from), target = host_view(to)] {
     const at::NoGradGuard no_grad;
     at::Tensor(target).copy_(source);
@@ -351,6 +353,7 @@ bool Device::is_idle(const Key& stream) {
 void Device::forget() {
   const Lock lock(mutex);
   for (auto& [key, stream] : streams) run_until(key, stream.end());
+  launches.clear();
   copies.clear();
   waits.clear();
   recorded.clear();

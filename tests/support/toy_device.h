@@ -26,6 +26,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "support/ranks.h"
+
 namespace ddp::testing::toy {
 
 constexpr c10::DeviceIndex kDevices = 2;
@@ -69,6 +71,7 @@ struct Device {
   std::recursive_mutex mutex;
   std::map<Key, Stream> streams;
   int64_t clock = 0;                                   // ticks once a piece of work
+  std::map<c10::StreamId, int> launches;               // operations and copies, by stream
   std::vector<Copy> copies;                            // between the host and the device
   std::vector<c10::StreamId> waits;                    // the streams that waited for an event
   std::set<std::pair<void*, c10::StreamId>> recorded;  // by record_stream
@@ -120,5 +123,7 @@ c10::intrusive_ptr<c10d::Backend> make_echo(int rank, int size);
 /// Rank 0 of `size` over make_echo(), whose other ranks have the same numbers.
 c10::intrusive_ptr<c10d::ProcessGroup> echo_group(int size = 2);
 constexpr c10::StreamId kEchoStream = 100;
+/// Ranks whose groups are over make_echo(), for tensors of the CPU and of the device.
+RanksOptions over_echo();
 
 }  // namespace ddp::testing::toy

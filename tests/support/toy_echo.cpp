@@ -150,4 +150,18 @@ c10::intrusive_ptr<c10d::ProcessGroup> echo_group(int size) {
   return group;
 }
 
+RanksOptions over_echo() {
+  [[maybe_unused]] static const bool once = [] {
+    register_backend(
+        "echo_of_ranks",
+        BackendDescription()
+            .devices({at::kCPU, at::kPrivateUse1})
+            .waits_on_stream(true)
+            .averages(true)
+            .make([](const BackendSetup& s) { return make_echo(s.rank, s.size); }));
+    return true;
+  }();
+  return over("echo_of_ranks");
+}
+
 }  // namespace ddp::testing::toy

@@ -19,7 +19,7 @@ const char* register_messages();
 /// The stream that a rank computes on: one of its own, for all ranks share the device.
 c10::Stream rank_stream(int rank);
 
-/// What went wrong on the streams since the last call: "" if nothing.
+/// The faults on the streams since the last call; "" for none.
 std::string take_faults();
 
 }  // namespace ddp::testing::toy

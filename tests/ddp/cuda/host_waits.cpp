@@ -25,7 +25,7 @@ void note(const char* name) {
   all_seen().emplace_back(name);
 }
 
-// Of each thread, because NCCL's watchdog polls on one of its own.
+// Each thread has its count, because NCCL's watchdog polls on one of its own.
 thread_local int64_t polls_of_thread = 0;
 
 cudaError_t note_poll(cudaError_t answer) {

@@ -1,16 +1,15 @@
 // Steps of a fully sharded model on a device that runs nothing before it is waited for: the host
 // queues them without a wait, and what it queues does not grow with the number of ranks. All ranks
 // of its groups have what this one has.
-#include <ddp/backend.h>
 #include <ddp/ddp.h>
 
-#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "support/meeting.h"
 #include "support/ranks.h"
 #include "support/toy_device.h"
 
@@ -18,22 +17,6 @@
 
 namespace ddp::testing {
 namespace {
-
-RanksOptions over_waiting_echo() {
-  [[maybe_unused]] static const bool once = [] {
-    const auto make = [](const BackendSetup& setup) {
-      return toy::make_echo(setup.rank, setup.size);
-    };
-    register_backend(
-        "waits_echo", BackendDescription()
-                          .devices({at::kCPU, at::kPrivateUse1})
-                          .waits_on_stream(true)
-                          .averages(true)
-                          .make(make));
-    return true;
-  }();
-  return over("waits_echo");
-}
 
 struct Steps {
   int ranks = 2;
@@ -44,44 +27,12 @@ struct Steps {
   bool clips = false;
 };
 
-/// What the host did in a step, on all ranks together.
+/// The hosts' work in a step, on all ranks together.
 struct Queued {
   int waits = 0;
   int blocking_copies = 0;
   int pageable_copies = 0;
-  int copies = 0;
-  size_t operations = 0;
-};
-
-/// Without those of collectives.
-size_t count_operations() {
-  auto& device = toy::Device::get();
-  const std::lock_guard lock(device.mutex);
-  size_t count = 0;
-  for (const auto& [key, stream] : device.streams) {
-    if (key.second != toy::kEchoStream) count += stream.end();
-  }
-  return count;
-}
-
-/// Where the threads of all ranks meet: the echo has no barrier.
-class Meeting {
- public:
-  explicit Meeting(int ranks) : ranks_(ranks) {}
-
-  void wait() {
-    std::unique_lock lock(mutex_);
-    const auto meeting = arrived_ / ranks_;
-    ++arrived_;
-    all_arrived_.notify_all();
-    all_arrived_.wait(lock, [&] { return arrived_ / ranks_ > meeting; });
-  }
-
- private:
-  const int ranks_;
-  std::mutex mutex_;
-  std::condition_variable all_arrived_;
-  int arrived_ = 0;
+  int launches = 0;  // but those of collectives
 };
 
 /// The third step's.
@@ -111,12 +62,9 @@ Queued queued_by(const Steps& steps) {
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
     const auto x = torch::ones({2, 16}).to(of_rank);
     for (int step = 0; step < 3; ++step) {
-      meeting.wait();
-      if (step == 2 && self.rank == 0) {
-        device.forget();
-        queued.operations = count_operations();
-      }
-      meeting.wait();
+      meeting.come();
+      if (step == 2 && self.rank == 0) device.forget();
+      meeting.come();
       optimizer.zero_grad();
       if (steps.accumulates) {
         const auto guard = model->no_sync();
@@ -126,18 +74,19 @@ Queued queued_by(const Steps& steps) {
       if (steps.clips) clip_grad_norm_(*model, 0.1);
       optimizer.step();
     }
-    meeting.wait();
+    meeting.come();
     const std::lock_guard lock(device.mutex);
-    queued.operations = count_operations() - queued.operations;
+    for (const auto& [stream, count] : device.launches) {
+      if (stream != toy::kEchoStream) queued.launches += count;
+    }
     queued.waits = device.host_waits;
-    queued.copies = static_cast<int>(device.copies.size());
     for (const auto& copy : device.copies) {
       queued.blocking_copies += copy.non_blocking ? 0 : 1;
       queued.pageable_copies += copy.pinned ? 0 : 1;
     }
     return queued;
   };
-  return run_ranks<Queued>(steps.ranks, over_waiting_echo(), body)[0];
+  return run_ranks<Queued>(steps.ranks, toy::over_echo(), body)[0];
 }
 
 }  // namespace
@@ -166,12 +115,11 @@ TEST_CASE("what a fully sharded step queues does not grow with the ranks", "[ran
   const auto of_a_rank = [](int ranks) {
     Steps steps;
     steps.ranks = ranks;
-    return queued_by(steps).operations / static_cast<size_t>(ranks);
+    return queued_by(steps).launches / ranks;
   };
-  // The copies of a gather's and a reduction's parts are the collectives'. Some of what frees
-  // memory belongs to the step before.
-  constexpr size_t kOthers = 4;
-  CHECK(of_a_rank(8) <= of_a_rank(2) + kOthers);
+  const auto of_two = of_a_rank(2);
+  CHECK(of_a_rank(4) == of_two);
+  CHECK(of_a_rank(8) == of_two);
 }
 
 }  // namespace ddp::testing

@@ -1,6 +1,5 @@
 // Shards in host memory, on a device that runs nothing before it is waited for: a missing wait, or
 // memory that is freed too early, shows as NaN. All ranks of its groups have what this one has.
-#include <ddp/backend.h>
 #include <ddp/ddp.h>
 
 #include <algorithm>
@@ -24,22 +23,6 @@ namespace ddp::testing {
 namespace {
 
 using Net = FullyShardedDataParallel<torch::nn::Sequential>;
-
-RanksOptions over_echo() {
-  [[maybe_unused]] static const bool once = [] {
-    const auto make = [](const BackendSetup& setup) {
-      return toy::make_echo(setup.rank, setup.size);
-    };
-    register_backend(
-        "offload_echo", BackendDescription()
-                            .devices({at::kCPU, at::kPrivateUse1})
-                            .waits_on_stream(true)
-                            .averages(true)
-                            .make(make));
-    return true;
-  }();
-  return over("offload_echo");
-}
 
 /// A device for each rank, as autograd has a thread for each.
 c10::Device device_of(const Rank& self) {
@@ -132,7 +115,7 @@ std::vector<at::Tensor> train(const Training& training, const Rank& self, c10::D
 bool equals_cpu(int ranks, const Training& training) {
   auto offloads = training;
   offloads.options.cpu_offload(true);
-  const auto equal = run_ranks<int>(ranks, over_echo(), [&](const Rank& self) {
+  const auto equal = run_ranks<int>(ranks, toy::over_echo(), [&](const Rank& self) {
     const auto on_device = train(offloads, self, device_of(self));
     return all_equal(on_device, train(training, self, at::kCPU)) ? 1 : 0;
   });
@@ -200,7 +183,7 @@ TEST_CASE("shards, gradients and state rest in pinned memory", "[offload][ranks]
   };
   auto& device = toy::Device::get();
   device.forget();
-  run_ranks<int>(1, over_echo(), [&](const Rank& self) {
+  run_ranks<int>(1, toy::over_echo(), [&](const Rank& self) {
     train(training, self, device_of(self));
     return 0;
   });
@@ -242,7 +225,7 @@ TEST_CASE("writes to whole parameters come to shards on the host", "[offload][ra
 }
 
 TEST_CASE("shards on the host are saved, and loaded elsewhere", "[offload][ranks]") {
-  const auto equal = run_ranks<int>(1, over_echo(), [&](const Rank& self) {
+  const auto equal = run_ranks<int>(1, toy::over_echo(), [&](const Rank& self) {
     auto options = FullyShardedOptions().process_group(self.group);
     Net model(layers(6, at::kCPU, options), options);
     options.cpu_offload(true);
@@ -264,7 +247,7 @@ TEST_CASE("shards on the host are saved, and loaded elsewhere", "[offload][ranks
 }
 
 TEST_CASE("shards on the host that are moved are an error", "[offload][errors][ranks]") {
-  const auto error = error_of_all(1, over_echo(), [](const Rank& self) {
+  const auto error = error_of_all(1, toy::over_echo(), [](const Rank& self) {
     const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(true);
     auto net = layers(6, device_of(self), options);
     Net model(net, options);
@@ -278,7 +261,7 @@ TEST_CASE("shards on the host that are moved are an error", "[offload][errors][r
 }
 
 TEST_CASE("a step on shards on the host is not captured", "[offload][errors][ranks]") {
-  const auto texts = run_ranks<std::vector<std::string>>(1, over_echo(), [](const Rank& self) {
+  const auto texts = run_ranks<std::vector<std::string>>(1, toy::over_echo(), [](const Rank& self) {
     std::vector<std::string> errors;
     for (const bool offloads : {true, false}) {
       const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(offloads);
@@ -311,7 +294,7 @@ TEST_CASE("cpu_offload of a module on the CPU changes nothing, and says so", "[o
   for (size_t rank = 0; rank < 2; ++rank) CHECK(all_equal(with[rank], without[rank]));
   const WarnAlways always;
   const auto warnings_on = [](c10::DeviceType type) {
-    return run_ranks<int>(1, over_echo(), [&](const Rank& self) {
+    return run_ranks<int>(1, toy::over_echo(), [&](const Rank& self) {
       const Warnings warnings;
       const auto options = FullyShardedOptions().process_group(self.group).cpu_offload(true);
       const auto device = type == at::kCPU ? c10::Device(at::kCPU) : device_of(self);
