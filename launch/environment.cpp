@@ -14,15 +14,12 @@
 #include <unistd.h>
 
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/text.h>
 
 #include "launch/texts.h"
 
 namespace ddp::launch {
 namespace {
-
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
 
 /// Reads the quota of one group, in cores: a file of version 2, "max 100000" or "150000 100000", or
 /// two files of version 1; "max" and -1 mean none.
@@ -83,9 +80,9 @@ Environment rank_environment(
   Environment result;
   for (const std::string& entry : inherited) {
     const bool replaced = std::any_of(std::begin(own), std::end(own), [&](const auto& pair) {
-      return starts_with(entry, pair.first);
+      return begins_with(entry, pair.first);
     });
-    if (!replaced && !starts_with(entry, "TORCHELASTIC_")) result.push_back(entry);
+    if (!replaced && !begins_with(entry, "TORCHELASTIC_")) result.push_back(entry);
   }
   for (const auto& [name, value] : own) result.push_back(name + value);
   return result;
@@ -144,7 +141,7 @@ int usable_gpus(const std::string& devices, const std::optional<std::string>& vi
     const bool is_number = !number.empty() && all_of(number, [](char c) {
       return std::isdigit(static_cast<unsigned char>(c));
     });
-    if (starts_with(name, kName) && is_number) ++count;
+    if (begins_with(name, kName) && is_number) ++count;
   }
   if (!visible) return count;
   int named = 0;
@@ -152,7 +149,7 @@ int usable_gpus(const std::string& devices, const std::optional<std::string>& vi
   bool has_parts = false;
   for (const auto& one : split(*visible, ',')) {
     if (one.empty() || one.front() == '-') break;
-    has_parts = has_parts || starts_with(one, "MIG-");
+    has_parts = has_parts || begins_with(one, "MIG-");
     ++named;
   }
   return count > 0 && has_parts ? named : std::min(count, named);

@@ -18,10 +18,6 @@ constexpr const char* kRemovingPrefix = ".removing-";
 constexpr const char* kReplacedPrefix =
     ".replaced-";  // whole: it may be the step's only checkpoint
 
-bool begins_with(const std::string& text, const std::string& prefix) {
-  return text.rfind(prefix, 0) == 0;
-}
-
 std::string step_name(int64_t step) {
   char name[32];
   std::snprintf(name, sizeof name, "%s%08" PRId64, kStepPrefix, step);

@@ -195,8 +195,8 @@ std::vector<WorkPtr> start_messages(
     const auto start = [&] {
       return copying_out({{start_coalesced(ops, wires, own, *backend)}}, received, sent);
     };
-    if (where) return {monitored(where, *group, device, start, Peers::Some)};
-    return {monitored("batch_isend_irecv", *group, device, start, Peers::Some)};
+    const auto batch = [] { return std::string("batch_isend_irecv"); };
+    return {monitored(where ? where : batch, *group, device, start, Peers::Some)};
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < ops.size(); ++i) {

@@ -6,26 +6,38 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
+
+#include "device/new_stream.h"
 
 namespace ddp {
 namespace {
 
+c10::Stream made_stream(c10::Device device, SideStream which) {
+  if (which == SideStream::Times) {
+    try {
+      return new_stream(device);
+    } catch (const c10::Error&) {
+      // A device of a program's own may have only a pool.
+    }
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+}  // namespace
+
 c10::Stream side_stream(c10::Device device, SideStream which) {
   static std::mutex mutex;
+  // Never destroyed: a program may use streams while it exits.
   static auto* const streams =
       new std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, SideStream>, c10::Stream>;
   const std::lock_guard lock(mutex);
   const std::tuple key(device.type(), device.index(), which);
-  auto known = streams->find(key);
-  if (known == streams->end()) {
-    const c10::impl::VirtualGuardImpl backend(device.type());
-    known = streams->emplace(key, backend.getStreamFromGlobalPool(device)).first;
-  }
-  return known->second;
+  const auto known = streams->find(key);
+  if (known != streams->end()) return known->second;
+  return streams->emplace(key, made_stream(device, which)).first->second;
 }
-
-}  // namespace
 
 c10::Stream side_stream_after_current(c10::Device device, SideStream which) {
   const auto stream = side_stream(device, which);

@@ -81,7 +81,10 @@ struct Batches {
 /// \param scale  a float64 scalar.
 void scale_all(const std::vector<at::Tensor>& gradients, const at::Tensor& scale) {
   const Batches batches(gradients);
-  for (auto gradient : batches.alone) gradient.mul_(scale.item<double>());
+  if (!batches.alone.empty()) {
+    const auto value = scale.item<double>();
+    for (auto gradient : batches.alone) gradient.mul_(value);
+  }
   for (const auto& batch : batches.together) {
     if (scale.is_cpu()) {
       at::_foreach_mul_(batch, scale.item());

@@ -17,10 +17,6 @@ constexpr std::string_view kPort = "ddprun-port ";
 constexpr std::string_view kPlain =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@+=:,./-";
 
-bool begins_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
 std::string seconds_of(std::chrono::milliseconds time) {
   return str(static_cast<double>(time.count()) / 1000);
 }

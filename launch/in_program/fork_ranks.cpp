@@ -138,7 +138,7 @@ RanksEnded result_of(const RankFunction& function, const std::vector<int>& signa
   const auto how = describe_end(failure->status);
   ended.failed = {rank, how, function.thrown(failure->rank)};
   drop_if(ended.remarks, [report = rank + " " + how](const std::string& line) {
-    return line.compare(0, report.size(), report) == 0;
+    return begins_with(line, report);
   });
   return ended;
 }

@@ -45,8 +45,7 @@ at::Tensor graph_of(const at::Tensor& tensor) {
 /// A stage without parameters gets its tensors where the others have theirs.
 at::Device device_of_messages(const PipelineSetup& setup) {
   const auto own = device_of_chunks(setup.chunks);
-  if (!setup.messages.are_on_streams() || has_streams(*setup.group, own)) return own;
-  return stream_device(*setup.group).value_or(own);
+  return setup.messages.are_on_streams() ? stream_device(*setup.group, own) : own;
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <iterator>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -86,28 +85,25 @@ struct ToldByRanks {
   bool on_streams = false;         // the messages of any stage
 };
 
-/// The carriers of messages, where a rank's stages are on a device with streams. Collective: yes.
-MessageGroups streamed_groups(const PipelineSetup& setup, at::Device own) {
-  auto& group = *setup.group;
-  const auto device = has_streams(group, own) ? own : stream_device(group).value_or(own);
-  return MessageGroups(setup.group, *setup.monitor, setup.shape, device);
+std::vector<PipelineStep> forwards_of(const std::vector<PipelineStep>& steps) {
+  std::vector<PipelineStep> forwards;
+  std::copy_if(
+      steps.begin(), steps.end(), std::back_inserter(forwards),
+      [](const PipelineStep& step) { return step.action.kind == 'F'; });
+  return forwards;
 }
 
-/// The lists of a rank for a step, and for an evaluation.
-std::pair<PipelineList, PipelineList> lists_of(
-    PipelineSchedule schedule, const PipelineShape& shape, int64_t rank) {
-  std::vector<std::vector<PipelineStep>> all, forwards;
+/// Adds the batches of messages to a rank's lists: they follow from the lists of all ranks.
+void add_batches(
+    PipelineSchedule schedule, const PipelineShape& shape, int64_t rank, PipelineList& all,
+    PipelineList& forwards) {
+  std::vector<std::vector<PipelineStep>> lists, lists_of_forwards;
   for (int64_t r = 0; r < shape.ranks; ++r) {
-    all.push_back(pipeline_steps(pipeline_actions(schedule, shape, r), shape, r));
-    auto& own = forwards.emplace_back();
-    std::copy_if(
-        all.back().begin(), all.back().end(), std::back_inserter(own),
-        [](const PipelineStep& step) { return step.action.kind == 'F'; });
+    lists.push_back(pipeline_steps(pipeline_actions(schedule, shape, r), shape, r));
+    lists_of_forwards.push_back(forwards_of(lists.back()));
   }
-  const auto at = static_cast<size_t>(rank);
-  return {
-      {all[at], pipeline_batches(shape, all, rank)},
-      {forwards[at], pipeline_batches(shape, forwards, rank)}};
+  all.batches = pipeline_batches(shape, lists, rank);
+  forwards.batches = pipeline_batches(shape, lists_of_forwards, rank);
 }
 
 /// Throws on every rank where stages do not fit together.
@@ -199,9 +195,13 @@ PipelineRunner::PipelineRunner(
       if (buffer.defined()) places_.add(buffer, place);
     }
   }
-  if (told.on_streams) setup_.messages = streamed_groups(setup_, device);
   actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
-  std::tie(all_, forwards_) = lists_of(options.schedule(), setup_.shape, index);
+  all_.steps = pipeline_steps(actions_, setup_.shape, index);
+  forwards_.steps = forwards_of(all_.steps);
+  if (!told.on_streams) return;
+  setup_.messages = MessageGroups(
+      setup_.group, *setup_.monitor, setup_.shape, stream_device(*setup_.group, device));
+  add_batches(options.schedule(), setup_.shape, index, all_, forwards_);
 }
 
 PipelineResult PipelineRunner::step(

@@ -26,11 +26,15 @@ double divided_before(at::ScalarType dtype, int64_t ranks) {
   return divisor;
 }
 
-int64_t ranks_of(const UnitGradients::Groups& groups) {
-  return int64_t{groups.shard->getSize()} * (groups.replicate ? groups.replicate->getSize() : 1);
+}  // namespace
+
+int64_t UnitGradients::Groups::ranks() const {
+  return int64_t{shard->getSize()} * (replicate ? replicate->getSize() : 1);
 }
 
-}  // namespace
+bool UnitGradients::Groups::wait_on_stream(c10::Device device) const {
+  return !device.is_cpu() && capabilities_of(*shard, device).waits_on_stream;
+}
 
 UnitGradients::UnitGradients(std::vector<FlatSegment>& segments, at::ScalarType reduce_dtype)
     : segments_(segments), reduce_dtype_(reduce_dtype) {
@@ -204,7 +208,7 @@ void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
   const auto ranks = groups.shard->getSize();
   auto& target = ranks == 1 ? sum_ : packed;
   pack(target);
-  const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
+  const auto divisor = divided_before(reduce_dtype_, groups.ranks());
   if (divisor != 1) target.div_(divisor);
   summing_ = Sum::OverShards;
   if (ranks > 1) {
@@ -212,9 +216,8 @@ void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
     reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
   }
   // The stream that computes waits for no sum before the end of the pass.
-  const auto device = sum_.device();
-  if (!device.is_cpu() && capabilities_of(*groups.shard, device).waits_on_stream) {
-    const SideStreamGuard guard(device, SideStream::Sums);
+  if (groups.wait_on_stream(sum_.device())) {
+    const SideStreamGuard guard(sum_.device(), SideStream::Sums);
     sum_replicas(groups);
     if (segments_.front().rests_on_host()) end_sum(groups);
   }
@@ -231,7 +234,7 @@ void UnitGradients::end_sum(const Groups& groups) {
   summing_ = Sum::Ended;
   if (replica_sum_) std::exchange(replica_sum_, nullptr)->wait();
   const auto divisor =
-      static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
+      static_cast<double>(groups.ranks()) / divided_before(reduce_dtype_, groups.ranks());
   if (divisor != 1) sum_.div_(divisor);
   if (segments_.front().rests_on_host()) sum_ = copy_down(sum_, copied_);
 }

@@ -20,6 +20,11 @@ class UnitGradients {
   struct Groups {
     ProcessGroup shard;      ///< gets the gradients' parts
     ProcessGroup replicate;  ///< null, or the ranks with the same shards, which sum them
+
+    /// The number of ranks that have gradients.
+    int64_t ranks() const;
+    /// Whether a stream of the device waits for sums there, and not the host.
+    bool wait_on_stream(c10::Device device) const;
   };
   /// \param segments  must outlive this.
   UnitGradients(std::vector<FlatSegment>& segments, at::ScalarType reduce_dtype);

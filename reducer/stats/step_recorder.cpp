@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/optimizer_time.h>
+#include <ddp/internal/side_stream.h>
 
 #include "stats/times.h"
 
@@ -108,7 +109,7 @@ void StepRecorder::note_done(
 
 // Buckets end in the order in which they begin, so one side stream waits for all of them.
 void StepRecorder::note_done_beside(size_t bucket, c10d::Work& work) {
-  const c10::StreamGuard side(own_stream_of(*device_));
+  const c10::StreamGuard side(side_stream(*device_, SideStream::Times));
   work.synchronize();
   note_done(*sample_, bucket, device_);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <c10/util/Type.h>
+#include <ddp/internal/text.h>
 
 namespace ddp::profiling {
 namespace {
@@ -28,8 +29,7 @@ bool is_excluded(const RawEvent& event) {
 }
 
 std::string readable_name(const std::string& name) {
-  const std::string step = "ProfilerStep#";
-  if (name.compare(0, step.size(), step) == 0) return "ProfilerStep*";
+  if (begins_with(name, "ProfilerStep#")) return "ProfilerStep*";
   // c10::demangle would take a single letter for a mangled type.
   return name.size() > 1 ? c10::demangle(name.c_str()) : name;
 }

@@ -18,13 +18,8 @@ void StageOutbox::send(
     const std::vector<at::Tensor>& tensors, bool is_filler) {
   StageMessageHeader header{action.kind, stage, action.microbatch, is_filler, wire_.call};
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
-  const auto words = words_of(header);
   Sent sent{action, message, stage};
-  start(sent, bytes_of(words.data(), kHeaderWords, wire_.header_device));
-  const auto rest = static_cast<int64_t>(words.size()) - kHeaderWords;
-  if (rest > 0) {
-    start(sent, bytes_of(words.data() + kHeaderWords, rest, wire_.header_device));
-  }
+  for (const auto& part : parts_of(header, wire_.header_device)) start(sent, part);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (has_bytes(header.tensors[i])) start(sent, bytes_of(tensors[i]));
   }

@@ -151,11 +151,8 @@ void StreamedMessages::add(const BatchedMessage& message, size_t number, std::ve
 void StreamedMessages::exchange_headers(const PipelineBatch& batch) {
   for (const auto& message : batch.messages) {
     if (!message.sends) continue;
-    const auto words = words_of(headers_->sent.at(message.step));
     const auto& to = *list_.steps[message.step].send;
-    tell(bytes_of(words.data(), kHeaderWords, at::kCPU), to);
-    const auto rest = static_cast<int64_t>(words.size()) - kHeaderWords;
-    if (rest > 0) tell(bytes_of(words.data() + kHeaderWords, rest, at::kCPU), to);
+    for (const auto& part : parts_of(headers_->sent.at(message.step), at::kCPU)) tell(part, to);
   }
   for (const auto& message : batch.messages) {
     if (!message.sends) headers_->received[message.step] = receive_header(message);

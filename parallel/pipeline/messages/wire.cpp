@@ -47,12 +47,13 @@ bool has_streams(c10d::ProcessGroup& group, c10::Device device) {
   });
 }
 
-std::optional<c10::Device> stream_device(c10d::ProcessGroup& group) {
+c10::Device stream_device(c10d::ProcessGroup& group, c10::Device own) {
+  if (has_streams(group, own)) return own;
   for (const auto& device : group.getDeviceTypes()) {
     if (!has_streams(group, device)) continue;
     return device.is_cpu() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }
-  return std::nullopt;
+  return own;
 }
 
 MessageGroups::MessageGroups(
@@ -96,6 +97,14 @@ at::Tensor bytes_of(const int64_t* words, int64_t count, at::Device device) {
   auto tensor = at::empty({count}, at::kLong);
   std::copy(words, words + count, tensor.data_ptr<int64_t>());
   return tensor.to(device).view(at::kByte);
+}
+
+std::vector<at::Tensor> parts_of(const StageMessageHeader& header, at::Device device) {
+  const auto words = words_of(header);
+  std::vector<at::Tensor> parts{bytes_of(words.data(), kHeaderWords, device)};
+  const auto rest = static_cast<int64_t>(words.size()) - kHeaderWords;
+  if (rest > 0) parts.push_back(bytes_of(words.data() + kHeaderWords, rest, device));
+  return parts;
 }
 
 void append_words(const at::Tensor& bytes, std::vector<int64_t>& words) {

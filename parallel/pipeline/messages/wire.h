@@ -21,9 +21,9 @@ namespace ddp {
 /// Whether the group's collectives and messages of that device hold up a stream, and not the host.
 bool has_streams(c10d::ProcessGroup& group, c10::Device device);
 
-/// The device whose streams the group's messages hold up, if there is one: the current one of its
-/// type.
-std::optional<c10::Device> stream_device(c10d::ProcessGroup& group);
+/// The device whose streams the group's messages hold up: `own`, if they do there; else, for a
+/// stage without parameters, the current one of the type that has such streams.
+c10::Device stream_device(c10d::ProcessGroup& group, c10::Device own);
 
 /// The carriers of a pipeline's messages: the pipeline's group. Where that waits on streams (NCCL),
 /// all messages between stages go in batches over its one communicator, and what hosts tell each
@@ -88,6 +88,8 @@ struct StageWire {
 at::Tensor bytes_of(const at::Tensor& tensor);
 /// Numbers as bytes, on a device.
 at::Tensor bytes_of(const int64_t* words, int64_t count, at::Device device);
+/// The one or two parts in which a header is sent.
+std::vector<at::Tensor> parts_of(const StageMessageHeader& header, at::Device device);
 /// Appends the numbers that bytes are.
 void append_words(const at::Tensor& bytes, std::vector<int64_t>& words);
 

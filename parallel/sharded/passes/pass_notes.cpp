@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
-#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/groups.h>
@@ -47,15 +46,12 @@ PassNotes::PassNotes(
     first_words_.push_back(first_words_.back() + kFlags + flags);
   }
   const auto device = units[order_.front()]->device();
-  const auto is_of_one = [](const ProcessGroup& group) { return !group || group->getSize() == 1; };
-  const bool is_alone = is_of_one(groups.shard) && is_of_one(groups.replicate);
-  runs_ahead_ =
-      !is_alone && !device.is_cpu() && capabilities_of(*groups.shard, device).waits_on_stream;
+  const bool is_alone = groups.ranks() == 1;
+  runs_ahead_ = !is_alone && groups.wait_on_stream(device);
   const auto numel = first_words_.back();
-  words_ = runs_ahead_ ? pinned_memory(numel, at::kFloat) : at::empty({numel}, at::kFloat);
-  words_.zero_();
-  write(units, words_.data_ptr<float>());
-  maxima_ = words_;
+  maxima_ = runs_ahead_ ? pinned_memory(numel, at::kFloat) : at::empty({numel}, at::kFloat);
+  maxima_.zero_();
+  write(units, maxima_.data_ptr<float>());
   if (!is_alone) exchange(device);
 }
 
@@ -81,7 +77,7 @@ void PassNotes::write(const Units& units, float* words) const {
 
 void PassNotes::exchange(c10::Device device) {
   const c10::NoGradGuard no_grad;
-  auto words = device.is_cpu() ? words_.clone() : words_.to(device, /*non_blocking=*/runs_ahead_);
+  auto words = maxima_.to(device, /*non_blocking=*/runs_ahead_);
   for (const auto& group : {groups_.shard, groups_.replicate}) {
     if (!group || group->getSize() == 1) continue;
     with_context(comparing_text, group, [&] { all_reduce(words, c10d::ReduceOp::MAX, group); });

@@ -46,9 +46,8 @@ class PassNotes {
   const std::vector<size_t> order_;
   std::vector<int64_t> first_words_;  // by unit; and the end of the last
   bool runs_ahead_ = false;
-  at::Tensor words_;  // of this rank, on the CPU; after await() the maxima of all
-  at::Tensor maxima_;
-  CopyEnd copied_;  // of the maxima
+  at::Tensor maxima_;  // of all ranks' words, after await(); before the exchange this rank's words
+  CopyEnd copied_;     // of the maxima
 };
 
 }  // namespace ddp

@@ -29,10 +29,6 @@ struct Place {
   std::string exported;  // its function, where the dynamic loader knows it; mangled
 };
 
-bool begins_with(const std::string& text, const std::string& beginning) {
-  return text.compare(0, beginning.size(), beginning) == 0;
-}
-
 std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 // Kineto writes frames into JSON as they are, and separates them by semicolons.

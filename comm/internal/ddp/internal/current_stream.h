@@ -20,10 +20,6 @@ inline void record_use(const at::Tensor& tensor) {
   tensor.record_stream(current_stream_of(tensor.device()));
 }
 
-/// The library's own stream of `device`, one a process, for waits that must hold up no work of the
-/// program: the program may have any stream of LibTorch's pool.
-c10::Stream own_stream_of(c10::Device device);
-
 /// Whether the current stream of `device` is being captured into a graph that is replayed later
 /// (cudaStreamBeginCapture), so that it runs nothing now. The host must then neither wait for the
 /// device nor query it, and host writes of the step are not repeated in a replay.

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,10 @@ std::string str(const Args&... args) {
   OutputText text;
   (text << ... << args);
   return text.str();
+}
+
+inline bool begins_with(std::string_view text, std::string_view beginning) {
+  return text.substr(0, beginning.size()) == beginning;
 }
 
 /// Its lines, without their ends.
