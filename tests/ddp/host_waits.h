@@ -1,6 +1,8 @@
 // Records the calls with which the host waits for a GPU.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,9 +15,13 @@ class HostWaits {
   HostWaits();
   /// The names of the calls, in order.
   std::vector<std::string> seen() const;
+  /// How often this thread has asked the device whether an event or a stream had ended, and it had
+  /// not. Who polls asks thousands of times a second; LibTorch's allocators ask now and then, too.
+  int64_t polls() const;
 
  private:
   size_t first_;
+  int64_t first_poll_;
 };
 
 }  // namespace ddp::testing
