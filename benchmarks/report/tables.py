@@ -24,9 +24,9 @@ MEMORY_TARGET = 1.1
 MEMORY_TARGET_MODES = ("ddp", "ddp_view")
 TUNED = "ddp_tuned"
 MODE_ORDER = [
-    "none", "naive", "flat", "c10d", "ddp", "ddp_view", "ddp_unused", "ddp_static",
+    "none", "naive", "flat", "c10d", "ddp", "ddp_view", "ddp_unused", "ddp_static", "ddp_hook",
     "ddp_step", "ddp_tuned",
-    "py_ddp", "py_ddp_view", "py_ddp_unused", "py_ddp_static",
+    "py_ddp", "py_ddp_view", "py_ddp_unused", "py_ddp_static", "py_ddp_hook",
 ]
 # Largest relative difference of checksums: sums over millions of parameters, each rounded in another
 # order.
