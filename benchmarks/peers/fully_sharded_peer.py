@@ -1,6 +1,7 @@
 """`ddp_bench --fsdp` for Python's fully_shard: the same layers, turns and lines.
 
     ddprun -n 2 python3 fully_sharded_peer.py --iters 10 --rounds 5
+    ddprun -n 1 python3 fully_sharded_peer.py --backend nccl        # on a GPU
 """
 
 import argparse
@@ -32,23 +33,29 @@ class Layer(torch.nn.Module):
         return torch.tanh(self.fc(x)) + x
 
 
+def device_of(options):
+    if options.backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+
+
 class Way:
     def __init__(self, mode, options):
         torch.manual_seed(options.seed)
-        self.mode = mode
-        net = torch.nn.Sequential(*[Layer() for _ in range(UNITS)])
+        self.mode, self.device = mode, device_of(options)
+        net = torch.nn.Sequential(*[Layer() for _ in range(UNITS)]).to(self.device)
         if mode == "py_ddp":
             net = DistributedDataParallel(net)
         else:
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
             reshard = mode == "py_fsdp"
             for layer in net:
                 fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
             fully_shard(net, mesh=mesh)
         self.net = net
-        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=False)
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=self.device.type == "cuda")
         torch.manual_seed(options.seed + 1 + dist.get_rank())
-        self.input = torch.randn(ROWS, WIDTH)
+        self.input = torch.randn(ROWS, WIDTH).to(self.device)
         self.loss = 0.0
 
     def step(self):
@@ -56,6 +63,8 @@ class Way:
         loss = self.net(self.input).square().mean()
         loss.backward()
         self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         self.loss = loss.item()
 
 
@@ -89,7 +98,7 @@ def run(options):
         result = {
             "model": "equal_layers",
             "mode": way.mode,
-            "backend": "gloo",
+            "backend": options.backend,
             "world": dist.get_world_size(),
             "step_ms": quantile(of_steps[i], 0.5),
             "ratio": ratio,
@@ -106,8 +115,11 @@ def main():
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", default="gloo", help="gloo, or nccl, which trains on GPUs")
     options = parser.parse_args()
-    dist.init_process_group("gloo")
+    if options.backend == "nccl":
+        torch.cuda.set_device(device_of(options))
+    dist.init_process_group(options.backend)
     run(options)
     dist.barrier()
     dist.destroy_process_group()

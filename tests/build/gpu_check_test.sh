@@ -7,6 +7,7 @@ root=$1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'echo "FAILED: line $LINENO"' ERR
 bin=$work/build/bin
 mkdir -p "$bin"
 stand_in() {
@@ -28,15 +29,23 @@ expect_status() { # EXPECTED GOT
   }
 }
 check() { # ARGUMENTS...
-  "$root/scripts/gpu_check.sh" --no-build --build "$work/build" --output "$work/out" \
-    --python "$work/python" "$@" >"$work/output" 2>&1
+  PATH="$work/tools:$PATH" "$root/scripts/gpu_check.sh" --no-build --build "$work/build" \
+    --output "$work/out" --python "$work/python" "$@" >"$work/output" 2>&1
 }
+
+# Tools that this machine may have, or not.
+mkdir "$work/tools"
+printf '#!/bin/sh\nexit 0\n' | stand_in "$work/tools/compute-sanitizer"
+printf '#!/bin/sh\necho "NVIDIA H200"\n' | stand_in "$work/tools/nvidia-smi"
+printf '#!/bin/sh\necho "error: cmake was called"\nexit 3\n' | stand_in "$work/tools/cmake"
 
 # Reports a GPU where the file "gpu" exists; also replaces Python's side of the benchmark.
 stand_in "$work/python" <<END
 #!/bin/sh
 case \$2 in
   *is_available*) [ -f "$work/gpu" ] ;;
+  *dirname*) echo "$work/site/torch/lib" ;;
+  *cmake_prefix_path*) echo "$work" ;;
   --modes) cat "$work/python.jsonl" ;;
 esac
 END
@@ -48,9 +57,19 @@ while [ "${1#-}" != "$1" ]; do
 done
 exec "$@"
 END
-for program in cuda_graph_test cuda_profile_test ddp_cuda_world; do
+for program in cuda_graph_test cuda_profile_test cuda_calls_test; do
   printf '#!/bin/sh\necho ok\n' | stand_in "$bin/$program"
 done
+# Ranks that share a GPU, each of a host and of a port as NCCL wants it; over ddprun there are none.
+stand_in "$bin/ddp_cuda_world" <<'END'
+#!/bin/sh
+echo "$WORLD_SIZE $NCCL_HOSTID $MASTER_PORT $1 $2 $DDP_DISABLE_COMM_MEM"
+[ -z "$WORLD_SIZE" ] || [ "$NCCL_HOSTID$LOCAL_RANK" = "rank${RANK}0" ] || exit 2
+END
+stand_in "$bin/ddp_cuda_census" <<'END'
+#!/bin/sh
+[ "$RANK" != 0 ] || echo "{\"part\":\"$2\",\"name\":\"ddp\",\"by\":\"C++\",\"ranks\":$WORLD_SIZE}"
+END
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' | stand_in "$bin/cuda_test"
 printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' | stand_in "$bin/comm_cuda_test"
 # Two ranks: one is to be killed in one case, and aborts after a good log in another.
@@ -86,7 +105,20 @@ grep -qE '^\| nccl, 2 of a GPU: settle \| failed \| [0-9]+ \| status 134: ' "$re
   echo "FAILED: expected failures before the parts"
   exit 1
 }
-rm "$work/gpu" "$bin/ddp_cuda_failures"
+log() { tar -xOzf "$work/out/gpu_check_logs.tar.gz" "./$1.log"; }
+# Four ranks, of hosts of their own and of one port.
+[[ $(log nccl__4_of_a_GPU__grids | cut -d ' ' -f 1,2,4,5 | sort | xargs) == \
+  "4 rank0 nccl grids 4 rank1 nccl grids 4 rank2 nccl grids 4 rank3 nccl grids" ]]
+[[ $(log nccl__4_of_a_GPU__grids | cut -d ' ' -f 3 | sort -u | wc -l) == 1 ]]
+[[ $(log nccl__2_of_a_GPU__DDP_DISABLE_COMM_MEM_0 | cut -d ' ' -f 5- | sort -u) == "averages 0" ]]
+# The results, as benchmarks/gpu has them.
+results=("$work"/out/nvidia-h200-20*)
+[[ ${#results[@]} == 1 && -s ${results[0]}/gpu_check.md && -s ${results[0]}/machine.txt ]]
+expect '{"part":"census","name":"ddp","by":"C++","ranks":1}' "${results[0]}/census.jsonl"
+expect '{"part":"memory","name":"ddp","by":"C++","ranks":2}' "${results[0]}/memory.jsonl"
+expect '"mode":"ddp"' "${results[0]}/steps/resnet18, float32, batch x 1-cpp.jsonl"
+expect "after the times" "${results[0]}/clocks.txt"
+rm -r "$work/gpu" "$bin/ddp_cuda_failures" "${results[0]}"
 
 # Without a GPU, and with a missing program, everything is skipped, which is no failure.
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' >"$bin/comm_cuda_test"
@@ -94,7 +126,8 @@ check || expect_status 0 $?
 grep -qE '^\| cuda_test \| skipped \| [0-9]+ \| no CUDA device \|' "$work/out/gpu_check.md"
 expect "| cuda_stream_test | skipped | 0 | cuda_stream_test was not built |" "$work/out/gpu_check.md"
 expect "| resnet18, float32, batch x 1 | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
-[[ -s $work/out/gpu_check_logs.tar.gz ]]
+expect "| census, 2 of a GPU, Python | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
+[[ -s $work/out/gpu_check_logs.tar.gz && -z $(compgen -G "$work/out/nvidia*") ]]
 
 # With a GPU: one fails and one does not end, and the programs after them run until the time is
 # over.
@@ -112,7 +145,7 @@ report=$work/out/gpu_check.md
 grep -qE '^\| comm_cuda_test \| failed \| [0-9]+ \| status 3: failed: a / b \|' "$report"
 expect "## comm_cuda_test: the end of its output" "$report"
 grep -qE '^\| cuda_stream_test \| failed \| [0-9]+ \| ended after [0-9]+ s \|' "$report"
-expect "| cuda_graph_test | skipped | 0 | no time was left |" "$report"
+expect "| resnet18, float32, batch x 1 | skipped | 0 | no time was left |" "$report"
 expect "2 of " "$work/output"
 
 # Targets: 2% over none, and 0.2 ms where Python adds 0.5; then more than half of what Python adds.
@@ -126,4 +159,40 @@ check || status=$?
 expect_status 1 $status
 expect "| 1.040 x none | 1.040 | missed by 1.0% | 0.400 | 0.500 | missed |" "$report"
 grep -qE '^\| step time within its targets \| failed \| [0-9]+ \| status 1: Missed: resnet18, float32,' "$report"
+
+# Programs from elsewhere: a link stays one, and they start with the libraries of that Python's torch.
+if [[ -f /usr/include/catch2/catch.hpp && -f /usr/include/CLI/CLI.hpp ]]; then
+  mv "$bin/ddp_cuda_world" "$bin/test_worlds"
+  ln -s test_worlds "$bin/ddp_cuda_world"
+  for program in cuda_stream_test comm_cuda_test ddp_cuda_failures; do
+    cp "$bin/cuda_graph_test" "$bin/$program"
+  done
+  rm "$bin/cuda_graph_test"
+  status=0
+  check --collect "$work/carried" || status=$?
+  expect_status 2 $status
+  expect "expected the program 'cuda_graph_test' in" "$work/output"
+  cp "$bin/cuda_calls_test" "$bin/cuda_graph_test"
+  check --collect "$work/carried" || expect_status 0 $?
+  [[ -f $work/carried/include/catch2/catch.hpp && -f $work/carried/cmake/CLI11Config.cmake ]]
+  [[ $(readlink "$work/carried/bin/ddp_cuda_world") == test_worlds ]]
+  mkdir -p "$work/there" "$work/site/torch/lib" "$work/site/nvidia/cu13/lib"
+  mv "$work/carried/programs.tar.xz" "$work/there"
+  rm "$work/gpu"
+  check --build "$work/there" || expect_status 0 $?
+  grep -qE '^\| programs from elsewhere: cuda_test \| (passed|skipped) \|' "$report"
+  expect "| build | skipped | 0 | --no-build |" "$report"
+  stand_in "$work/there/bin/ddprun" <<END
+#!/bin/sh
+[ "\$LD_LIBRARY_PATH" = "$work/site/torch/lib:$work/site/nvidia/cu13/lib" ] || exit 127
+END
+  (unset LD_LIBRARY_PATH && check --build "$work/there") || expect_status 0 $?
+  # Where they do not start, the programs are built.
+  printf '#!/bin/sh\nexit 127\n' | stand_in "$work/there/bin/cuda_test"
+  status=0
+  check --build "$work/there" || status=$?
+  expect_status 1 $status
+  grep -qE '^\| programs from elsewhere: cuda_test \| failed \| [0-9]+ \| status 127: ' "$report"
+  grep -qE '^\| configure \| failed \| [0-9]+ \| status 3: error: cmake was called \|' "$report"
+fi
 echo "gpu_check.sh: as expected"

@@ -17,16 +17,6 @@ namespace {
 using Unit = ddp::FullyShardedDataParallel<torch::nn::Linear>;
 using Sharded = ddp::FullyShardedDataParallel<Net>;
 
-at::Tensor drawn(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed)).to(kGpu);
-}
-
-void check_near(const std::string& what, const at::Tensor& got, const at::Tensor& expected) {
-  TORCH_CHECK(got.sizes() == expected.sizes(), what, ": sizes ", got.sizes());
-  const auto off = (got - expected).abs().max().item<double>();
-  TORCH_CHECK(off <= 1e-4, what, " is off by ", off);
-}
-
 ddp::FullyShardedOptions sharded_options() {
   return ddp::FullyShardedOptions().process_group(group);
 }
@@ -272,6 +262,7 @@ std::vector<Case> cut_models() {
       {"cut layers and sequences", [] { cut_layers(true); }},
       {"cut attention", cut_attention},
       {"a pipeline", [] { pipe(ddp::PipelineSchedule::OneFOneB); }},
+      {"a pipeline, all forwards first", [] { pipe(ddp::PipelineSchedule::GPipe); }},
       {"an interleaved pipeline", [] { pipe(ddp::PipelineSchedule::Interleaved); }},
       {"heads go round", [] { cut_sequence(ddp::functional::all_to_all_attention); }}};
 }

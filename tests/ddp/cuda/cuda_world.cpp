@@ -1,5 +1,6 @@
 // Ranks that share one GPU, as processes: cuda_world BACKEND CASES, where CASES is "averages",
-// "parts" or "models". Prints each failure; rank 0 prints "ok" where there is none.
+// "parts", "models" or, for four ranks, "grids". Prints each failure; rank 0 prints "ok" where
+// there is none.
 //
 // A rank's model is compared with that of one process, which each rank computes itself from all
 // ranks' batches.
@@ -23,8 +24,8 @@ namespace ddp_cuda_world {
 namespace {
 
 /// Trains with this rank's batches.
-template <typename Model>
-void run_steps(Model& model, torch::optim::Optimizer& optimizer) {
+template <typename Model, typename Optimizer>
+void run_steps(Model& model, Optimizer& optimizer) {
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     loss_of(model->forward(own_batch(step))).backward();
@@ -194,6 +195,19 @@ void average_models() {
   TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
 }
 
+// One region, whose ranks share the differences over the group.
+void average_regions() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, in_group());
+  ddp::PostLocalSGDOptimizer optimizer(
+      std::make_shared<torch::optim::SGD>(net->parameters(), 0.1),
+      std::make_shared<ddp::DiLoCo>(
+          net->parameters(),
+          ddp::DiLoCoOptions().sync_every(2).outer_lr(1).outer_momentum(0).local(group)));
+  run_steps(model, optimizer);
+  check(net, one_process(), 1e-2);  // differences travel in bfloat16
+}
+
 void step_in_backward() {
   const torch::optim::AdamWOptions adam(1e-2);
   auto net = make_net();
@@ -313,6 +327,7 @@ std::vector<Case> parts() {
       {"ZeRO of stage 1", [] { shard_optimizer(1); }},
       {"uneven inputs", join_uneven_inputs},
       {"averaged models", average_models},
+      {"a region of DiLoCo", average_regions},
       {"steps in backward", step_in_backward},
       {"activations computed again", recompute_activations},
       {"half precision hook", [] { train(in_group(), ddp::hooks::fp16_compress(group), 1e-2); }}};
@@ -344,7 +359,7 @@ int run(const std::vector<Case>& cases) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: cuda_world BACKEND averages|parts|models\n");
+    std::fprintf(stderr, "usage: cuda_world BACKEND averages|parts|models|grids\n");
     return 2;
   }
   if (!torch::cuda::is_available()) {
@@ -357,6 +372,7 @@ int main(int argc, char** argv) {
     const auto failed =
         run(cases == "parts"    ? parts()
             : cases == "models" ? cut_models()
+            : cases == "grids"  ? grids_of_four()
                                 : averages());
     if (failed == 0 && ddp::get_rank() == 0) std::printf("ok\n");
     ddp::destroy_process_group();

@@ -75,9 +75,22 @@ inline void check(const Net& net, const at::Tensor& expected, double tolerance =
   TORCH_CHECK(off <= tolerance, "parameters are off by ", off, ", more than ", tolerance);
 }
 
+/// Random numbers, the same on every rank.
+inline at::Tensor drawn(std::vector<int64_t> sizes, uint64_t seed) {
+  return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed)).to(kGpu);
+}
+
+inline void check_near(const std::string& what, const at::Tensor& got, const at::Tensor& expected) {
+  TORCH_CHECK(got.sizes() == expected.sizes(), what, ": sizes ", got.sizes());
+  const auto off = (got - expected).abs().max().item<double>();
+  TORCH_CHECK(off <= 1e-4, what, " is off by ", off);
+}
+
 using Case = std::pair<std::string, std::function<void()>>;
 
 /// Models that are cut over the ranks.
 std::vector<Case> cut_models();
+/// Models that four ranks cut and replicate along two axes.
+std::vector<Case> grids_of_four();
 
 }  // namespace ddp_cuda_world
