@@ -29,7 +29,7 @@
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 #include "support/toy_device.h"
-#include "training/elastic/device_end.h"
+#include "training/elastic/flat_state.h"
 
 #include "support/catch.h"
 
@@ -55,6 +55,9 @@ class WireWork final : public c10d::Work {
   explicit WireWork(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {
     const auto device = outputs_.front().device();
     end_.record(toy::stream(kWireStream, device.index()));
+    auto& toy = toy::Device::get();
+    const std::lock_guard lock(toy.mutex);
+    position_ = toy.streams[{device.index(), kWireStream}].end();
     result_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::ofTensors(), std::vector<c10::Device>{device});
     result_->markCompleted(c10::IValue(outputs_));
@@ -65,13 +68,22 @@ class WireWork final : public c10d::Work {
     synchronize();
     return true;
   }
-  void synchronize() override { end_.block(toy::Guard().getStream(outputs_.front().device())); }
+  // As on a GPU the host goes on: the stream waits once it comes to that.
+  void synchronize() override {
+    auto& device = toy::Device::get();
+    const auto index = outputs_.front().device().index();
+    const toy::Device::Key wire{index, kWireStream};
+    device.push(
+        toy::Device::key_of(toy::Guard().getStream(outputs_.front().device())),
+        [&device, wire, position = position_] { device.run_until(wire, position); });
+  }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return result_; }
 
  private:
   std::vector<at::Tensor> outputs_;
   c10::Event end_{at::kPrivateUse1};
+  size_t position_ = 0;
   c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
@@ -276,6 +288,36 @@ std::vector<std::string> ends_in(const std::string& out) {
 }  // namespace
 
 TEST_CASE("one rank of a job", "[.rank]") { train(); }
+
+TEST_CASE("a state on a device is copied, hashed and loaded with one wait of the host", "[pure]") {
+  auto& device = toy::Device::get();
+  const auto where = c10::Device(at::kPrivateUse1, 0);
+  c10::impl::GenericList on_host(c10::AnyType::get()), on_device(c10::AnyType::get());
+  for (int i = 1; i < 6; ++i) {
+    on_host.push_back(torch::arange(7 * i) * 0.5);
+    on_device.push_back((torch::arange(7 * i) * 0.5).to(where));
+  }
+  const auto waits_of = [&](const auto& act) {
+    device.forget();
+    act();
+    return device.host_waits.load();
+  };
+  CHECK(waits_of([&] { CHECK(elastic::hash_of(on_device) == elastic::hash_of(on_host)); }) == 1);
+  CHECK(waits_of([&] {
+          CHECK(elastic::packed_state(on_device) == elastic::packed_state(on_host));
+        }) == 1);
+  c10::IValue back;
+  CHECK(waits_of([&] {
+          TensorsOnHost copies;
+          back = elastic::copied_to_host(on_device, copies);
+          copies.wait();
+        }) == 1);
+  CHECK(elastic::hash_of(back) == elastic::hash_of(on_host));
+  CHECK(waits_of([&] { back = elastic::copied_to_device(on_host, where, true); }) == 1);
+  CHECK(back.toListRef()[4].toTensor().device() == where);
+  CHECK(elastic::hash_of(back) == elastic::hash_of(on_host));
+  CHECK(waits_of([&] { back = elastic::copied(on_device); }) == 0);
+}
 
 TEST_CASE("a rank with parameters on a device is lost: the bits of a run on the CPU", "[elastic]") {
   struct Case {
