@@ -11,10 +11,10 @@
 #include <ddp/sharded_tensor.h>
 
 #include <ddp/internal/prepared_load.h>
+#include <ddp/internal/tensors_on_host.h>
 #include "checkpointer/peers.h"
 #include "files/manifest.h"
 #include "shards/shard_index.h"
-#include "tensors/tensors_on_host.h"
 
 namespace ddp {
 

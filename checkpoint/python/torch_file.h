@@ -10,8 +10,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <ddp/internal/tensors_on_host.h>
 #include "shards/layout.h"
-#include "tensors/tensors_on_host.h"
 
 namespace ddp {
 

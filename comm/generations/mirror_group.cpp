@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "backends/local_backend.h"
+#include "group/backend_spec.h"
+#include "group/group_builder.h"
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 
@@ -93,7 +95,21 @@ class MirrorBackend : public backends::LocalBackend {
 
 }  // namespace
 
-ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds timeout) {
+GenerationBackends generation_backends(const std::string& backend) {
+  std::string unknown;  // another rank may have registered it: meeting tells
+  const auto spec = parse_backend(backend, /*gpus_are_usable=*/true, &unknown);
+  GenerationBackends found;
+  found.carries_cpu = !unknown.empty() || spec.count("cpu") > 0;
+  found.picks_device = device_picker(spec).has_value();
+  return found;
+}
+
+std::string take_own_device(const ProcessGroupOptions& options) {
+  return make_own_device_current(options);
+}
+
+ProcessGroup make_mirror_group(
+    int rank, int size, std::chrono::milliseconds timeout, const std::string& backend) {
   constexpr const char* kName = "default_pg";
   JobMonitor::Setup job;
   job.rank = rank;
@@ -106,9 +122,10 @@ ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds tim
   recipe.job = std::make_shared<JobMonitor>(std::move(job));
   recipe.is_mirror = true;
   const auto group = MonitoredGroup::make(c10::make_intrusive<c10d::HashStore>(), rank, size);
-  group->setBackend(
-      c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
-      c10::make_intrusive<MirrorBackend>(rank, size, timeout));
+  const auto mirror = c10::make_intrusive<MirrorBackend>(rank, size, timeout);
+  for (const auto& [device, _] : parse_backend(backend, /*gpus_are_usable=*/true)) {
+    group->setBackend(device_type_of(device), c10d::ProcessGroup::BackendType::CUSTOM, mirror);
+  }
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
   group->setGroupName(kName);
   group->setGroupDesc(kName);

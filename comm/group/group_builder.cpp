@@ -130,6 +130,13 @@ GpuAssignment find_gpu(
   return gpu;
 }
 
+/// Where there is one: else the program selects it.
+void make_current(const DevicePicker& picker, const GpuAssignment& gpu) {
+  if (!gpu.device) return;
+  const auto index = static_cast<c10::DeviceIndex>(*gpu.device);
+  c10::impl::VirtualGuardImpl(picker.device).setDevice({picker.device, index});
+}
+
 using BackendType = c10d::ProcessGroup::BackendType;
 
 // c10d keeps one backend of a type in a group, and gives a second one's device the first without a
@@ -276,6 +283,16 @@ void sit_out_group(
   }
 }
 
+std::string make_own_device_current(const ProcessGroupOptions& options) {
+  std::string unknown;
+  const auto picker = device_picker(parse_backend(options.backend(), true, &unknown));
+  if (!unknown.empty() || !picker) return unknown;
+  const auto environment = read_environment(process_variable);
+  const auto gpu = find_gpu(*picker, environment.local_rank, options.device_id());
+  if (gpu.why_not.empty()) make_current(*picker, gpu);
+  return gpu.why_not;
+}
+
 ProcessGroup build_group(const ProcessGroupOptions& options) {
   return build_group(options, {}, options.timeout());
 }
@@ -347,10 +364,7 @@ ProcessGroup build_group(
 
   recipe.world_ranks = numbers_up_to(met.world_size);
   return connect_all(barrier, [&] {
-    if (uses_gpus && gpu.device) {
-      const auto index = static_cast<c10::DeviceIndex>(*gpu.device);
-      c10::impl::VirtualGuardImpl(picker->device).setDevice({picker->device, index});
-    }
+    if (uses_gpus) make_current(*picker, gpu);
     if (met.world_size > 1) {
       recipe.local_rank =
           count_on_host(met, own_store->with_deadline(deadline), environment.local_rank);

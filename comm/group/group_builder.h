@@ -23,6 +23,9 @@ ProcessGroup build_group(
     const ProcessGroupOptions& options, GenerationOfJob generation,
     std::chrono::milliseconds limit);
 
+/// take_own_device() of an elastic job.
+std::string make_own_device_current(const ProcessGroupOptions& options);
+
 /// Connects the backends of a group after all its members have arrived.
 ///
 /// \param store  of this group alone.

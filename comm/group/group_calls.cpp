@@ -19,6 +19,7 @@
 
 #include "backends/registry.h"
 #include "group/monitored_group.h"
+#include "monitor/job_monitor.h"
 #include "monitor/rank_report.h"
 
 namespace ddp {
@@ -195,6 +196,11 @@ void MonitoredGroup::refused(Kind kind, const std::exception& error) {
 WorkPtr MonitoredGroup::recorded(
     const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start) {
   check_in_use();
+  DDP_CHECK(
+      !recipe_.job || !recipe_.job->is_generation() || !is_capturing(c10::Device(device)),
+      "process group: expected no capture into a graph in an elastic job, got one ",
+      on_rank_text(*this),
+      ". A graph keeps the communicators of ranks that may be lost. Train without CapturedStep.");
   if (getSize() == 1) return start();
   const auto lane = CallHistory::lane_of(device);
   // Added before the start, which may run callbacks that start other collectives.

@@ -6,7 +6,7 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "checkpoint/tensors/tensors_on_host.h"
+#include <ddp/internal/tensors_on_host.h>
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "support/toy_device.h"

@@ -14,6 +14,7 @@
 
 #include "elastic/test_coordinator.h"
 #include "support/error_of.h"
+#include "support/pretended_capture.h"
 #include "support/ranks.h"
 #include "training/elastic/flat_state.h"
 #include "training/elastic/snapshots.h"
@@ -100,10 +101,24 @@ TEST_CASE("what Elastic refuses", "[ranks][elastic][errors]") {
         error_of([] { Elastic run(ElasticOptions().coordinator("host")); }),
         ContainsText("ElasticOptions::coordinator(): expected HOST:PORT/TOKEN, got 'host'"));
     CHECK_THAT(
+        error_of(
+            [] { Elastic run(ElasticOptions().group(ProcessGroupOptions().backend("nccl"))); }),
+        ContainsText("expected a backend for CPU tensors too, got \"nccl\""));
+    CHECK_THAT(
         error_of([] {
-          Elastic run(ElasticOptions().group(ProcessGroupOptions().backend("cpu:gloo,cuda:nccl")));
+          Elastic run(ElasticOptions().sets_default_group(false).group(
+              ProcessGroupOptions().backend("cpu:gloo,cuda:nccl")));
         }),
-        ContainsText("expected backend shm or gloo, got \"cpu:gloo,cuda:nccl\""));
+        ContainsText("sets_default_group(): expected true with backend \"cpu:gloo,cuda:nccl\""));
+    CHECK_THAT(
+        error_of([&] {
+          const auto one = coordinator(1);
+          Elastic run(options(*one));
+          torch::nn::Module net;
+          net.register_parameter("p", torch::empty({2}, at::kMeta));
+          run.add("net", net);
+        }),
+        ContainsText("expected parameters with values, got some on the meta device"));
   }
 }
 
@@ -134,6 +149,16 @@ TEST_CASE("a mirror answers as the process itself would", "[elastic]") {
       error_of([&] { all_reduce(tensor, c10d::ReduceOp::SUM, group); }),
       ContainsText("This group ended. Ask ddp::default_group() each time"));
   CHECK_THROWS_AS(all_reduce(tensor, c10d::ReduceOp::SUM, group), RankLost);
+}
+
+TEST_CASE("no graph captures a collective of an elastic job", "[elastic][errors]") {
+  const auto group = make_mirror_group(0, 2, std::chrono::seconds(1));
+  auto tensor = torch::ones({2});
+  pretends_to_capture = true;
+  const auto error = error_of([&] { all_reduce(tensor, c10d::ReduceOp::SUM, group); });
+  pretends_to_capture = false;
+  CHECK_THAT(error, ContainsText("expected no capture into a graph in an elastic job"));
+  CHECK_THAT(error, ContainsText("Train without CapturedStep"));
 }
 
 TEST_CASE("a state as a text and tensors, and back", "[elastic]") {

@@ -14,6 +14,8 @@ namespace ddp::elastic {
 namespace {
 
 constexpr int64_t kUndefined = -1;
+// Pinned memory for the elements of tensors of devices.
+constexpr size_t kOnHostAtOnce = size_t{256} << 20;
 
 /// The state with `map(tensor)` for each of its tensors that is defined.
 template <typename Map>
@@ -37,6 +39,26 @@ std::string pickled(const c10::IValue& value, std::vector<at::Tensor>& tensors) 
 c10::IValue unpickled(const std::string& text, const std::vector<at::Tensor>& tensors) {
   return torch::jit::unpickle(
       text.data(), text.size(), torch::jit::TypeResolver(/*no types*/ nullptr), tensors);
+}
+
+/// Calls `use` with the bytes of each tensor, on the host.
+template <typename Use>
+void visit_on_host(const std::vector<at::Tensor>& tensors, const Use& use) {
+  for (size_t begin = 0; begin < tensors.size();) {
+    TensorsOnHost copies;
+    std::vector<at::Tensor> on_host;
+    size_t bytes = 0;
+    for (size_t i = begin; i < tensors.size(); ++i) {
+      const auto& tensor = tensors[i];
+      bytes += tensor.is_cpu() ? 0 : tensor.nbytes();
+      if (i > begin && bytes > kOnHostAtOnce) break;
+      on_host.push_back(
+          tensor.is_cpu() ? tensor : copies.copy(tensor, TensorsOnHost::Order::RowByRow));
+    }
+    copies.wait();
+    for (const auto& tensor : on_host) use(bytes_of(tensor));
+    begin += on_host.size();
+  }
 }
 
 }  // namespace
@@ -79,17 +101,16 @@ c10::IValue unflatten(const std::string& text, std::vector<at::Tensor>& tensors)
 }
 
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.detach().cpu().contiguous().flatten().view(at::kByte);
+  return tensor.detach().contiguous().flatten().view(at::kByte);
 }
 
 std::string packed_state(const c10::IValue& state) {
   const auto flat = flatten(state);
   std::vector<std::string> texts{flat.text};
-  for (const auto& tensor : flat.tensors) {
-    const auto bytes = bytes_of(tensor);
+  visit_on_host(flat.tensors, [&](const at::Tensor& bytes) {
     texts.emplace_back(
         reinterpret_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
-  }
+  });
   return packed(texts);
 }
 
@@ -107,17 +128,39 @@ c10::IValue unpacked_state(const std::string& text) {
 
 c10::IValue copied(const c10::IValue& state) {
   return map_tensors(state, [](const at::Tensor& tensor) {
-    return at::empty(tensor.sizes(), tensor.scalar_type()).copy_(tensor.detach());
+    return tensor.detach().clone(at::MemoryFormat::Contiguous);
   });
+}
+
+c10::IValue copied_to_host(const c10::IValue& state, TensorsOnHost& copies) {
+  return map_tensors(state, [&](const at::Tensor& tensor) {
+    return copies.copy(tensor, TensorsOnHost::Order::RowByRow);
+  });
+}
+
+c10::IValue copied_to_device(const c10::IValue& state, c10::Device device, bool with_scalars) {
+  const auto moves = [&](const at::Tensor& tensor) {
+    return tensor.is_cpu() && (with_scalars || tensor.dim() > 0);
+  };
+  int64_t bytes = 0;
+  map_tensors(state, [&](const at::Tensor& tensor) {
+    if (moves(tensor)) bytes += static_cast<int64_t>(tensor.nbytes());
+    return tensor;
+  });
+  TensorsToDevice copies(device, bytes);
+  auto moved = map_tensors(state, [&](const at::Tensor& tensor) {
+    return moves(tensor) ? copies.copy(tensor) : tensor;
+  });
+  copies.wait();
+  return moved;
 }
 
 uint64_t hash_of(const c10::IValue& state) {
   const auto flat = flatten(state);
   auto hash = fnv1a(flat.text);
-  for (const auto& tensor : flat.tensors) {
-    const auto bytes = bytes_of(tensor);
+  visit_on_host(flat.tensors, [&](const at::Tensor& bytes) {
     hash = mixed(hash, hash_of_bytes(bytes.const_data_ptr(), static_cast<size_t>(bytes.numel())));
-  }
+  });
   return hash;
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/parameter_layout.h>
 #include <torch/optim/lbfgs.h>
@@ -41,8 +42,8 @@ void check_supported(const std::string& name, detail::CheckpointPart& part, bool
   }
   for (const auto& parameter : part.module()->parameters()) {
     DDP_CHECK_VALUE(
-        parameter.device().is_cpu(), subject, "expected parameters on the CPU, got some on ",
-        parameter.device(), ". Use ddprun --max-restarts with a Checkpointer.");
+        !parameter.is_meta(), subject,
+        "expected parameters with values, got some on the meta device. Give them memory first.");
   }
 }
 
@@ -62,6 +63,16 @@ Part::Follows Part::follows() const {
   if (sharded_ != nullptr) return Follows::AfterModules;
   if (!hooks_.rebind) return Follows::Never;
   return is_bulk() ? Follows::AsModule : Follows::First;
+}
+
+std::vector<c10::Device> Part::devices() const {
+  std::vector<c10::Device> devices;
+  if (state_->module() == nullptr) return devices;
+  for (const auto& parameter : state_->module()->parameters()) {
+    const bool is_known = contains(devices, parameter.device());
+    if (!parameter.is_cpu() && !is_known) devices.push_back(parameter.device());
+  }
+  return devices;
 }
 
 void Part::rebind(const ProcessGroup& group) {
@@ -107,10 +118,23 @@ c10::IValue Part::small_state() {
   return buffers;
 }
 
+c10::IValue Part::on_own_device(const c10::IValue& state) const {
+  std::vector<at::Tensor> parameters;
+  if (auto* module = state_->module()) parameters = module->parameters();
+  if (auto* optimizer = state_->optimizer()) {
+    for (const auto& group : optimizer->param_groups()) {
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    }
+  }
+  if (parameters.empty() || parameters.front().is_cpu()) return state;
+  return copied_to_device(
+      state, parameters.front().device(), /*with_scalars=*/state_->module() != nullptr);
+}
+
 void Part::load(const c10::IValue& state) {
   detail::LoadContext context;
   context.subject = ddp::str("Elastic, part \"", name_, '"');
-  if (sharded_ == nullptr) return state_->prepare(state, context).apply();
+  if (sharded_ == nullptr) return state_->prepare(on_own_device(state), context).apply();
   const auto whole = sharded_->unsharded();
   detail::part_of_optimizer(*whole)->prepare(state, context).apply();
   auto& groups = sharded_->param_groups();

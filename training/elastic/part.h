@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 #include <ddp/detail/elastic_part.h>
 #include <ddp/internal/checkpoint_part.h>
 #include <ddp/zero.h>
@@ -27,6 +28,8 @@ class Part {
   /// An optimizer of which each rank has a part; null for another part. What this class calls its
   /// state are the options alone.
   ZeroRedundancyOptimizerBase* sharded() const { return sharded_; }
+  /// Devices of a module's parameters other than the CPU, each once, in their order.
+  std::vector<c10::Device> devices() const;
   bool compares_itself() const { return hooks_.compares_itself; }
 
   /// Call it before the first turn of a generation: note() does not search the module.
@@ -41,6 +44,9 @@ class Part {
   /// For a bulk part: the buffers of a module, else nothing. For any other part: state().
   c10::IValue small_state();
   void load(const c10::IValue& state);
+  /// A module's tensors, or an optimizer's, on the device of the first parameter: what loads them
+  /// there then waits for none of them. Optimizers read counts of steps on the host.
+  c10::IValue on_own_device(const c10::IValue& state) const;
   void load_small(const c10::IValue& state);
 
   /// In which order the parts follow a new group: hooks and averagers before the wrappers that use

@@ -49,15 +49,19 @@ int slot_of_environment() {
   return std::stoi(text);
 }
 
-// Generations have CPU tensors only.
 ProcessGroupOptions checked_group(const ElasticOptions& options) {
   auto group = options.group_options();
+  if (group.backend().empty()) group.backend("shm");
   const auto& backend = group.backend();
+  const auto known = generation_backends(backend);
   DDP_CHECK_VALUE(
-      backend.find("nccl") == std::string::npos,
-      "ElasticOptions::group(): expected backend shm or ", "gloo, got \"", backend,
-      "\". Elastic does not support GPUs.");
-  if (backend.empty()) group.backend("shm");
+      known.carries_cpu, "ElasticOptions::group(): expected a backend for CPU tensors too, got \"",
+      backend, "\". Ranks tell each other by it what they have: use cpu:gloo,cuda:nccl.");
+  DDP_CHECK_VALUE(
+      !known.picks_device || options.sets_default_group(),
+      "ElasticOptions::sets_default_group(): expected true with backend \"", backend,
+      "\", got false, as of ranks that are threads: each rank has a GPU of its own there. Run "
+      "each rank in a process, by ddprun.");
   return group;
 }
 
@@ -84,6 +88,8 @@ Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
   generations = std::make_unique<Generations>(
       Generations::Settings{coordinator, slot_of_environment(), group_options});
   generation.slot = generations->slot();
+  // A generation's group is made on another thread. The meeting reports what a rank lacks.
+  const auto no_device = take_own_device(group_options);
   while (!generations->joins() && !group) {
     form = generations->next({});
     if (!form || !form->sources.empty()) break;
@@ -94,10 +100,12 @@ Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
     describe(*form);
     return;
   }
+  DDP_CHECK(no_device.empty(), "Elastic: ", no_device);
   is_mirror = true;
   generation.rank = generation.slot;
   generation.size = std::max(generations->size(), generation.slot + 1);
-  set_group(make_mirror_group(generation.rank, generation.size, group_options.timeout()));
+  set_group(make_mirror_group(
+      generation.rank, generation.size, group_options.timeout(), group_options.backend()));
 }
 
 Elastic::Impl::~Impl() {
@@ -189,6 +197,7 @@ bool Elastic::Impl::enter_next() {
 /// Collective part of starting a generation.
 void Elastic::Impl::begin_generation(const GenerationForm& next) {
   take_state(next);
+  device_end.find(group, parts);
   for (auto& part : parts) part.find_buffers();
   if (options.verify()) elastic::verify_equal(group, parts);
   if (goes_back_to_snapshots()) snapshots.take(group, parts, progress);
@@ -293,6 +302,18 @@ void Elastic::Impl::undo_turn() {
   at = At::Boundary;
 }
 
+/// Waits for the end of a turn on the devices. \return false: the turn failed there.
+bool Elastic::Impl::has_ended_on_devices() {
+  if (device_end.is_none() || (at != At::Turn && at != At::Stepped)) return true;
+  try {
+    device_end.wait(group);
+    return true;
+  } catch (...) {
+    if (!can_recover_from(std::current_exception())) throw;
+    return false;
+  }
+}
+
 void Elastic::Impl::end_turn() {
   if (at != At::Turn && at != At::Stepped) return;
   ++progress.turns;
@@ -312,6 +333,9 @@ void Elastic::Impl::recover() {
   if (at == At::Turn || at == At::Apply) {
     undo_turn();
     repeated = 1;
+  } else if (at == At::Stepped && !device_end.is_none()) {
+    // The turn's rest may have used what an aborted collective has left on a device.
+    for (auto& part : parts) part.undo();
   }
   end_turn();
   enter_next();
@@ -328,9 +352,9 @@ bool Elastic::Impl::pauses_for_change() {
 }
 
 bool Elastic::Impl::begin_turn() {
-  if (generations && (at == At::Turn || at == At::Apply || at == At::Stepped) &&
-      generations->has_thrown()) {
-    // The turn swallowed the exception.
+  const bool in_turn = at == At::Turn || at == At::Apply || at == At::Stepped;
+  if (generations && in_turn && (generations->has_thrown() || !has_ended_on_devices())) {
+    // The turn swallowed the exception, or was over before its device was.
     recover();
   }
   DDP_CHECK(
@@ -368,9 +392,13 @@ void Elastic::Impl::seed_generators() const {
         progress.turns_of_step}) {
     seed = mixed(seed, static_cast<uint64_t>(word) + 1);
   }
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
+  auto devices = device_end.devices();
+  devices.emplace_back(at::kCPU);
+  for (const auto device : devices) {
+    auto generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
+  }
 }
 
 void Elastic::Impl::step(const std::function<void()>& apply) {
@@ -382,11 +410,14 @@ void Elastic::Impl::step(const std::function<void()>& apply) {
     throw readable_error<RankLost>(
         DDP_HERE, ddp::str("Elastic::step: ", generations->why(), ". The turn is repeated."));
   }
+  device_end.wait(group);
   at = At::Apply;
   const OptimizerTime::Scope time;
   apply();
   at = At::Stepped;
   ++progress.steps;
+  if (device_end.is_none()) return;
+  for (auto& part : parts) part.note();  // the turn's rest may fail on a device
 }
 
 /// \return false: other ranks need this rank's state.

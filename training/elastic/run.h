@@ -11,6 +11,7 @@
 #include <ddp/elastic.h>
 #include <ddp/internal/membership/generations.h>
 
+#include "elastic/device_end.h"
 #include "elastic/part.h"
 #include "elastic/snapshots.h"
 #include "elastic/transfer.h"
@@ -58,6 +59,7 @@ struct Elastic::Impl {
  private:
   void end_turn();
   void undo_turn();
+  bool has_ended_on_devices();
   bool enter_next();
   void begin_generation(const GenerationForm& form);
   void take_state(const GenerationForm& form);
@@ -77,7 +79,8 @@ struct Elastic::Impl {
   std::optional<GenerationForm> form;  // that this process has not begun yet
   std::vector<uint64_t> processes;     // of the generation, by rank
   bool is_mirror = false;
-  elastic::Snapshots snapshots;  // of a run with parts that are cut
+  elastic::DeviceEnd device_end;  // of a generation's collectives
+  elastic::Snapshots snapshots;   // of a run with parts that are cut
   int64_t repeated = 0;
   int64_t saved_step = 0;
   std::chrono::steady_clock::time_point interrupted;

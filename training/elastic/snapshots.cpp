@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/functional.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/ranges.h>
@@ -19,12 +20,14 @@ namespace {
 constexpr int64_t kSentAtOnce = int64_t{16} << 20;
 constexpr int kShardTag = 0x5348;
 
-std::string own_shards(std::vector<Part>& parts) {
-  std::vector<std::string> shards;
+/// Copies of this rank's shards on the host, which are whole after copies.wait().
+std::vector<c10::IValue> own_shards(std::vector<Part>& parts, TensorsOnHost& copies) {
+  std::vector<c10::IValue> shards;
   for (auto& part : parts) {
-    if (part.sharded() != nullptr) shards.push_back(packed_state(own_shard(*part.sharded())));
+    if (part.sharded() == nullptr) continue;
+    shards.push_back(copied_to_host(own_shard(*part.sharded()), copies));
   }
-  return packed(shards);
+  return shards;
 }
 
 void take_from_shards(std::vector<Part>& parts, const std::string& text) {
@@ -32,7 +35,7 @@ void take_from_shards(std::vector<Part>& parts, const std::string& text) {
   size_t next = 0;
   for (auto& part : parts) {
     if (part.sharded() != nullptr) {
-      take_from_shard(*part.sharded(), unpacked_state(shards.at(next++)));
+      take_from_shard(*part.sharded(), part.on_own_device(unpacked_state(shards.at(next++))));
     }
   }
 }
@@ -100,8 +103,11 @@ void Snapshots::take(
   Snapshot now;
   now.ranks = group->getSize();
   now.progress = progress;
-  for (auto& part : parts) now.states.push_back(copied(part.state()));
-  auto own = own_shards(parts);
+  TensorsOnHost copies;
+  for (auto& part : parts) now.states.push_back(copied_to_host(part.state(), copies));
+  const auto shards = own_shards(parts, copies);
+  copies.wait();
+  auto own = packed(c10::fmap(shards, packed_state));
   const auto texts = gather_strings(
       packed({host_name(), std::to_string(last_number_), std::to_string(own.size())}), group,
       "taking a snapshot");
@@ -123,8 +129,8 @@ void Snapshots::take(
   last_number_ = now.number;
   if (kept_.size() == 2) kept_.erase(kept_.begin());
   kept_.push_back(std::move(now));
-  // Afterwards all ranks have it.
-  barrier(group);
+  // Afterwards all ranks have it. A barrier's backend may be a device's.
+  gather_strings("", group, "taking a snapshot");
   kept_.erase(kept_.begin(), kept_.end() - 1);
 }
 

@@ -1,7 +1,6 @@
 #include "elastic/transfer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -19,26 +18,29 @@ namespace {
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 constexpr int kTag = 0x454C;
 
-/// The bytes of several tensors, one after the other.
+/// The bytes of several tensors, one after the other. They stay where they are.
 class ByteRun {
  public:
-  explicit ByteRun(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
-    for (const auto& tensor : tensors_) size_ += static_cast<int64_t>(tensor.nbytes());
+  explicit ByteRun(const std::vector<at::Tensor>& tensors) {
+    for (const auto& tensor : tensors) {
+      tensors_.push_back(bytes_of(tensor));
+      size_ += tensors_.back().numel();
+      is_on_device_ = is_on_device_ || !tensor.is_cpu();
+    }
   }
   int64_t size() const { return size_; }
+  bool is_on_device() const { return is_on_device_; }
 
-  /// Calls `use(bytes, at, count)` for each part of a tensor within `count` bytes from `first` on,
-  /// where `at` counts from `first`.
+  /// Calls `use(bytes, at)` for each part of a tensor within `count` bytes from `first` on, where
+  /// `at` counts from `first`.
   template <typename Use>
   void visit(int64_t first, int64_t count, const Use& use) const {
     int64_t begin = 0;
     for (const auto& tensor : tensors_) {
-      const auto end = begin + static_cast<int64_t>(tensor.nbytes());
+      const auto end = begin + tensor.numel();
       const auto from = std::max(begin, first);
       const auto to = std::min(end, first + count);
-      if (from < to) {
-        use(static_cast<char*>(tensor.data_ptr()) + (from - begin), from - first, to - from);
-      }
+      if (from < to) use(tensor.narrow(0, from - begin, to - from), from - first);
       begin = end;
     }
   }
@@ -46,6 +48,7 @@ class ByteRun {
  private:
   std::vector<at::Tensor> tensors_;
   int64_t size_ = 0;
+  bool is_on_device_ = false;
 };
 
 /// One source's part of a run.
@@ -63,12 +66,15 @@ Stripe stripe_of(int64_t bytes, size_t source, size_t sources) {
 void send_stripe(
     const ByteRun& run, const Stripe& stripe, const std::vector<int>& receivers,
     const ProcessGroup& group) {
-  auto piece = at::empty({std::min(kPieceBytes, stripe.end - stripe.begin)}, at::kByte);
+  const auto longest = std::min(kPieceBytes, stripe.end - stripe.begin);
+  const auto piece = run.is_on_device() ? pinned_bytes(longest) : at::empty({longest}, at::kByte);
+  TensorsOnHost copies;
   for (auto at = stripe.begin; at < stripe.end; at += kPieceBytes) {
     const auto count = std::min(kPieceBytes, stripe.end - at);
-    run.visit(at, count, [&](const char* from, int64_t to, int64_t size) {
-      std::memcpy(piece.mutable_data_ptr<uint8_t>() + to, from, static_cast<size_t>(size));
+    run.visit(at, count, [&](const at::Tensor& from, int64_t to) {
+      copies.copy_into(piece.narrow(0, to, from.numel()), from);
     });
+    copies.wait();
     const auto message = piece.narrow(0, 0, count);
     std::vector<c10::intrusive_ptr<c10d::Work>> sent;
     for (const int rank : receivers) sent.push_back(send_async(message, rank, kTag, group));
@@ -97,10 +103,9 @@ void receive_stripes(
     for (size_t i = 0; i < sources.size(); ++i) {
       if (!received[i]) continue;
       received[i]->wait();
-      const auto* bytes = messages[i].const_data_ptr<uint8_t>();
       run.visit(
-          stripes[i].begin + at, messages[i].numel(), [&](char* to, int64_t from, int64_t size) {
-            std::memcpy(to, bytes + from, static_cast<size_t>(size));
+          stripes[i].begin + at, messages[i].numel(), [&](const at::Tensor& to, int64_t from) {
+            to.copy_(messages[i].narrow(0, from, to.numel()));
           });
     }
   }
@@ -164,7 +169,7 @@ Told own_part_of(
     if (is_first) told.small.push_back(packed_state(part.small_state()));
     if (!part.is_bulk()) continue;
     auto flat = flatten(part.state());
-    for (const auto& tensor : flat.tensors) bulk.push_back(tensor.cpu().contiguous());
+    bulk.insert(bulk.end(), flat.tensors.begin(), flat.tensors.end());
     if (is_first) told.bulk.push_back(std::move(flat.text));
   }
   return told;
@@ -217,7 +222,7 @@ void exchange_state(
   }
   if (form.is_source() && !receivers.empty()) {
     const auto place = std::find(form.sources.begin(), form.sources.end(), form.rank);
-    const ByteRun run(std::move(bulk));
+    const ByteRun run(bulk);
     send_stripe(
         run,
         stripe_of(
@@ -227,7 +232,7 @@ void exchange_state(
   problem = problem_of([&] {
     std::vector<at::Tensor> tensors;
     const auto states = states_to_load(source, needs_state, parts, tensors);
-    const ByteRun run(std::move(tensors));
+    const ByteRun run(tensors);
     if (needs_state) receive_stripes(run, form.sources, group);
     for (const auto& [part, state] : states) {
       part->is_bulk() && !needs_state ? part->load_small(state) : part->load(state);

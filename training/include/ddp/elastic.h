@@ -20,8 +20,8 @@ namespace ddp {
 
 /// Options for `Elastic`; every rank must pass the same.
 struct ElasticOptions {
-  /// Backend and timeout of each generation's group. The backend must carry CPU tensors: "shm" or
-  /// "gloo". Default: shm
+  /// Backend and timeout of each generation's group. The backend must carry CPU tensors: "shm",
+  /// "gloo", "cpu:gloo,cuda:nccl". Default: shm
   TORCH_ARG(ProcessGroupOptions, group_options) = {};
 
  public:
@@ -92,7 +92,10 @@ using Generation = ElasticGeneration;
 /// next host, or the next rank. After a loss all go back to the last copy. Ranks that join or leave
 /// cost no step. A rank and the one that keeps its copy, lost at once: the last checkpoint.
 ///
-/// Not for other modules whose parameters are cut over ranks, for LBFGS and for GPUs.
+/// **GPUs.** Over NCCL, which may abort a collective without a word, step() and the end of a turn
+/// wait for the device: its collectives have ended on all ranks, or the turn is repeated.
+///
+/// Not for other modules whose parameters are cut over ranks, for LBFGS and for captured steps.
 ///
 /// Thread safety: none; use it on the training loop's thread. One thread of its own talks to the
 /// coordinator. Ownership: parts must outlive it.
@@ -163,8 +166,10 @@ class DDP_API Elastic {
   void loop(const std::function<bool()>& turn);
 
   /// Takes a step. Where the turn's collectives have failed, it throws RankLost, and nothing
-  /// changes.
+  /// changes. With parameters on a device whose stream waits for collectives, as NCCL's, all ranks
+  /// exchange 4 bytes before it.
   ///
+  /// Collective: yes, over such a backend. Blocks: then the host, until the gradients are there.
   /// \throws c10::Error  a second time in a turn, or not in a turn.
   void step(torch::optim::Optimizer& optimizer);
   /// The same, with `scaler.step(optimizer)` and `scaler.update()`.

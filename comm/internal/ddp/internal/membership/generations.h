@@ -111,8 +111,28 @@ class Generations {
 ///
 /// A sum is this rank's value times the size, a broadcast leaves the tensor as it is, gathering
 /// gives `size` copies. A rank of it has no peer to send to: send, recv and scatter throw, and so
-/// does making further groups of it. Of CPU tensors.
-ProcessGroup make_mirror_group(int rank, int size, std::chrono::milliseconds timeout);
+/// does making further groups of it. Of tensors of the CPU and of the backend's devices: there the
+/// current stream does it.
+///
+/// \param backend  of the ranks that train, as in ProcessGroupOptions.
+ProcessGroup make_mirror_group(
+    int rank, int size, std::chrono::milliseconds timeout, const std::string& backend = "shm");
+
+/// The meaning of ProcessGroupOptions' backend() for an elastic job.
+struct GenerationBackends {
+  bool carries_cpu = false;   // tensors of the CPU, in which ranks exchange what they tell
+  bool picks_device = false;  // each rank has a device of its own, as over NCCL
+};
+
+/// \throws c10::ValueError  as init_process_group.
+GenerationBackends generation_backends(const std::string& backend);
+
+/// Makes this process's own device the calling thread's current one, where a backend of the options
+/// picks one: so a process that joins has it before it makes its model, as others by their group.
+///
+/// \return  why there is none; "" where there is, where none is picked, and where the program
+///          selects it.
+std::string take_own_device(const ProcessGroupOptions& options);
 
 /// Ends it: later calls throw RankLost.
 void end_mirror_group(const ProcessGroup& group);

@@ -10,6 +10,9 @@
 
 namespace ddp {
 
+/// Bytes of pinned memory; of pageable memory where that is used up, or there is none.
+at::Tensor pinned_bytes(int64_t count);
+
 /// Copies of tensors in host memory, each with a storage of its own and its elements only.
 ///
 /// Tensors of devices are copied to pinned memory without a wait, in the order of their devices'
@@ -33,6 +36,8 @@ class TensorsOnHost {
   /// \param order  AsItLies: with its strides where its elements have no gaps.
   /// \return  which has its elements once wait() has returned.
   at::Tensor copy(const at::Tensor& tensor, Order order);
+  /// Begins to copy into memory of the caller, which has to be pinned: else the copy waits.
+  void copy_into(const at::Tensor& place, const at::Tensor& tensor);
   /// Waits on the host, once for each device, for all copies before. Then the tensors may change.
   void wait();
 
@@ -45,6 +50,29 @@ class TensorsOnHost {
 
   std::vector<std::shared_ptr<Block>> blocks_;
   std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices_;  // with copies on their way
+};
+
+/// Copies of tensors of the host in memory of a device, through one piece of pinned memory.
+///
+/// Cost: a wait of the host for each 64 MiB, and one at the end.
+///
+/// Threads: one.
+class TensorsToDevice {
+ public:
+  /// \param bytes  of all tensors.
+  TensorsToDevice(c10::Device device, int64_t bytes);
+  /// Waits for the copies, where an exception has left out wait().
+  ~TensorsToDevice();
+  C10_DISABLE_COPY_AND_ASSIGN(TensorsToDevice);
+
+  /// Begins to copy a dense tensor of the host, which may change after that.
+  at::Tensor copy(const at::Tensor& tensor);
+  void wait();
+
+ private:
+  const c10::Device device_;
+  const at::Tensor piece_;
+  int64_t used_ = 0;
 };
 
 }  // namespace ddp
