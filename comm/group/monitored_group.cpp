@@ -173,7 +173,9 @@ void MonitoredGroup::release_resources() {
     monitor_->leave_job();
   }
   Base::release_resources();
-  // Weak references keep the object, and what it had: listening sockets and the history of calls.
+  // Weak references keep the object, and what it had: backends with their threads and connections,
+  // listening sockets and the history of calls.
+  served_.clear();
   recipe_ = {};
   monitor_.reset();
   self_.reset();

@@ -440,6 +440,18 @@ TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors]
                      ContainsText(" of 2: backend mpi: expected a program that is linked"));
 }
 
+TEST_CASE("a weak reference to a group keeps no backend of it", "[comm][once]") {
+  auto group = ddp::make_process_group(world_of_one());
+  const c10::weak_intrusive_ptr<c10d::ProcessGroup> weak(group);
+  const c10::weak_intrusive_ptr<c10d::Backend> backend(group->getBackend(at::kCPU));
+  at::Tensor sum = at::ones(1);
+  ddp::all_reduce(sum, ReduceOp::SUM, group);
+  CHECK_FALSE(backend.expired());
+  group.reset();
+  CHECK(weak.expired());
+  CHECK(backend.expired());
+}
+
 TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm][once]") {
   ::signal(SIGPIPE, SIG_DFL);
   ddp::make_process_group(world_of_one());
