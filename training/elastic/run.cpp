@@ -24,6 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A network that fails for a moment may end an attempt; an error of a rank ends all of them.
+constexpr int64_t kAttemptsOfATurn = 5;
+
 std::atomic<bool> leave_was_signalled{false};
 
 void leave_on(const std::vector<int>& signals) {
@@ -194,8 +197,32 @@ bool Elastic::Impl::enter_next() {
   }
 }
 
+/// Ends the job on every rank where one turn fails again and again though no rank is lost: a rank
+/// whose own error ends the others' wait, as of an optimizer that communicates, has it again in the
+/// next generation. The coordinator counts losses.
+void Elastic::Impl::check_failures(const GenerationForm& next) {
+  const bool is_same_turn = next.applied == failures.steps && next.turns == failures.turns;
+  const bool are_same_ranks = generation.lost.empty() && generation.joined.empty();
+  if (!is_same_turn || !are_same_ranks) failures = {next.applied, next.turns, 0, ""};
+  if (std::exchange(has_failed, false) && are_same_ranks) ++failures.times;
+  // A rank may have been between two turns when the turn failed on another one.
+  const auto most =
+      all_reduce(at::full({1}, failures.times, at::kLong), c10d::ReduceOp::MAX, group);
+  failures.times = most.item<int64_t>();
+  if (failures.times == 1) failures.first = generation.why;  // which is the same on all
+  if (failures.times < kAttemptsOfATurn) return;
+  throw readable_error<QuorumLost>(
+      DDP_HERE, ddp::str(
+                    "Elastic: expected a turn that failed to end when it is repeated, got one "
+                    "after step ",
+                    next.applied, " that failed ", failures.times,
+                    " times though no rank was lost; the first time: ", failures.first,
+                    ". Repair the cause."));
+}
+
 /// Collective part of starting a generation.
 void Elastic::Impl::begin_generation(const GenerationForm& next) {
+  check_failures(next);
   take_state(next);
   device_end.find(group, parts);
   for (auto& part : parts) part.find_buffers();
@@ -330,6 +357,7 @@ void Elastic::Impl::recover() {
       generations && at != At::Start, "Elastic::recover: expected a turn of an elastic job, got ",
       generations ? "a call before enter()" : "a world that is fixed", ".");
   interrupted = Clock::now();
+  has_failed = true;
   if (at == At::Turn || at == At::Apply) {
     undo_turn();
     repeated = 1;

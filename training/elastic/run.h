@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ddp/elastic.h>
@@ -61,6 +62,7 @@ struct Elastic::Impl {
   void undo_turn();
   bool has_ended_on_devices();
   bool enter_next();
+  void check_failures(const GenerationForm& form);
   void begin_generation(const GenerationForm& form);
   void take_state(const GenerationForm& form);
   void take_state_of_others(const GenerationForm& form);
@@ -76,12 +78,22 @@ struct Elastic::Impl {
   HeldState held() const;
   void describe(const GenerationForm& form);
 
+  /// How often one turn failed in generations that no rank left and none joined.
+  struct Failures {
+    int64_t steps = -1;  // before the turn
+    int64_t turns = -1;
+    int64_t times = 0;
+    std::string first;  // cause
+  };
+
   std::optional<GenerationForm> form;  // that this process has not begun yet
   std::vector<uint64_t> processes;     // of the generation, by rank
   bool is_mirror = false;
   elastic::DeviceEnd device_end;  // of a generation's collectives
   elastic::Snapshots snapshots;   // of a run with parts that are cut
   int64_t repeated = 0;
+  bool has_failed = false;  // a turn on this rank, since the generation began
+  Failures failures;
   int64_t saved_step = 0;
   std::chrono::steady_clock::time_point interrupted;
 };
