@@ -106,4 +106,18 @@ TEST_CASE(
   device.forget();
 }
 
+TEST_CASE("what was changed in place since it was saved is an error", "[saved][device][once]") {
+  auto& device = toy::Device::get();
+  auto x = torch::linspace(-1, 1, 12).to(kToy).requires_grad_();
+  at::Tensor loss;
+  {
+    const save_on_host saved;
+    auto y = x.exp();
+    y.mul_(3);  // while the copy of exp()'s result waits on its stream
+    loss = y.sum();
+  }
+  CHECK_THROWS_WITH(loss.backward(), ContainsText("modified by an inplace operation since"));
+  device.forget();
+}
+
 }  // namespace ddp::testing

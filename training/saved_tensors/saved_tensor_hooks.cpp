@@ -61,6 +61,26 @@ at::Tensor memory_like(const at::Tensor& tensor, const at::TensorOptions& option
              : at::empty(tensor.sizes(), options);
 }
 
+/// The version that a tensor has when an operation saves it. Keeps no memory of it.
+struct SavedVersion {
+  c10::VariableVersion counter;
+  uint32_t version;
+
+  /// \param same  has the tensor's sizes.
+  void check(const at::Tensor& same) const {
+    DDP_CHECK(
+        counter.current_version() == version,
+        "save_on_host: expected a tensor as it was when an operation saved it, got [",
+        joined_by(", ", same.sizes()),
+        "] that has been modified by an inplace operation since. Pass a clone() to one of them.");
+  }
+};
+
+SavedVersion version_of(const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  return {counter, counter.current_version()};
+}
+
 // A stream of copies has the next ones queued while one runs; each more keeps a tensor's memory.
 constexpr size_t kMostCopying = 4;
 
@@ -81,12 +101,8 @@ WithoutSavedTensorHooks::WithoutSavedTensorHooks() { packs_of_this_thread().push
 WithoutSavedTensorHooks::~WithoutSavedTensorHooks() { packs_of_this_thread().pop_back(); }
 
 UnpackFunction keep_as_it_is(const at::Tensor& tensor) {
-  return [tensor = tensor.detach(), version = tensor._version()] {
-    DDP_CHECK(
-        tensor._version() == version,
-        "save_on_host: expected a tensor as it was when an operation saved it, got [",
-        joined_by(", ", tensor.sizes()),
-        "] that has been modified by an inplace operation since. Pass a clone() to one of them.");
+  return [tensor = tensor.detach(), version = version_of(tensor)] {
+    version.check(tensor);
     return tensor;
   };
 }
@@ -134,7 +150,9 @@ UnpackFunction CopiesToHost::add(const at::Tensor& tensor) {
   } else {
     copy->values.copy_(tensor);
   }
-  return [copy] {
+  return [copy, saved = version_of(tensor)] {
+    // A copy on a side stream may have read what was written after the operation.
+    saved.check(copy->values);
     if (copy->arrived) copy->arrived->block(current_stream_of(copy->device));
     auto back =
         memory_like(copy->values, copy->values.options().device(copy->device).pinned_memory(false));

@@ -25,8 +25,8 @@ namespace ddp {
 /// parameters (and other leaves that require gradients), and what is not dense. As Python's
 /// torch.autograd.graph.save_on_cpu with pin_memory, which copies parameters as well.
 ///
-/// A tensor that several operations save is copied for each. One that was copied may be changed in
-/// place before backward; one that stayed may not, as without the guard.
+/// A tensor that several operations save is copied for each. A change in place between an operation
+/// and backward is an error in backward, as without the guard.
 ///
 /// Guards nest; the innermost counts. Backward may run after the guard, on any thread, and twice
 /// with retain_graph. What backward itself saves (create_graph) is kept on the host inside a guard.
