@@ -62,8 +62,9 @@ struct PipelineOptions {
   /// Default: OneFOneB
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::OneFOneB;
   /// Over a backend that waits on streams, such as NCCL: what stages pass to each other may differ
-  /// between batches of equal sizes and dtypes, because it depends on values, so that each message
-  /// has a header, and the hosts wait for each other's. Elsewhere each has one. Default: false
+  /// between batches of equal sizes and dtypes, because it depends on values or on which layers are
+  /// frozen, so that each message has a header, and the hosts wait for each other's. Elsewhere each
+  /// has one. Default: false
   TORCH_ARG(bool, dynamic_shapes) = false;
   /// What the last stage does to a loss before backward: a GradScaler's scale(). Default: nothing
   TORCH_ARG(std::function<at::Tensor(const at::Tensor&)>, scale_loss) = {};
