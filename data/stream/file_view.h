@@ -12,10 +12,10 @@ namespace ddp {
 /// \throws c10::ValueError  `path` is no file that this process can read.
 size_t size_of_file(const char* subject, const std::string& path);
 
-/// A file, mapped. The kernel reads pages as they are used; writes change this process's memory,
-/// and not the file.
+/// A file, mapped. The kernel reads pages ahead of those that are used; writes change this
+/// process's memory, and not the file.
 ///
-/// Thread safety: all threads may read; one at a time calls read_ahead().
+/// Thread safety: all threads may read.
 class FileView {
  public:
   /// \param size  of the file, as it was.
@@ -27,13 +27,10 @@ class FileView {
 
   char* data() const { return data_; }
   size_t size() const { return size_; }
-  /// Begins to read the bytes after `offset` from the disk, where that has not been begun.
-  void read_ahead(size_t offset);
 
  private:
   const size_t size_;
   char* data_ = nullptr;
-  size_t asked_ = 0;  // the kernel was asked for the bytes before
 };
 
 /// Bytes that something else keeps in memory.

@@ -89,7 +89,6 @@ class LineFile final : public RecordFile {
 
   StreamLoad next() override {
     if (at_ >= view_->size()) return nullptr;
-    view_->read_ahead(at_);
     const char* begin = view_->data() + at_;
     const auto left = view_->size() - at_;
     const auto* end = static_cast<const char*>(std::memchr(begin, '\n', left));
@@ -135,7 +134,6 @@ class TokenFile final : public RecordFile {
 
   StreamLoad next() override {
     if (view_->size() - at_ < length_ * kTokenBytes) return nullptr;
-    view_->read_ahead(at_);
     const char* begin = view_->data() + at_;
     at_ += length_ * kTokenBytes;
     return [view = view_, begin, length = length_]() -> std::shared_ptr<void> {

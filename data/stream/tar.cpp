@@ -61,10 +61,6 @@ class TarEntries {
     if (is_plain_ && offset > 0) open(static_cast<size_t>(offset));
   }
 
-  /// Of a compressed archive, offsets count bytes of the archive in it, which is read from its
-  /// begin.
-  bool is_plain() const { return is_plain_; }
-
   std::optional<TarEntry> next() {
     while (true) {
       ::archive_entry* entry = nullptr;
@@ -75,7 +71,6 @@ class TarEntries {
       found.offset = static_cast<int64_t>(begin_) + lib_.read_header_position(handle_.get());
       const auto name =
           lib_.entry_filetype(entry) == kRegularFile ? cut_name(name_of(entry)) : std::nullopt;
-      if (is_plain_) view_->read_ahead(static_cast<size_t>(found.offset));
       auto bytes = read_bytes(static_cast<size_t>(lib_.entry_size(entry)));
       if (!name) continue;
       std::tie(found.key, found.extension) = *name;
@@ -155,7 +150,7 @@ class TarEntries {
   const LibArchive& lib_;
   size_t begin_ = 0;  // in the file
   std::unique_ptr<::archive, Free> handle_;
-  bool is_plain_ = true;
+  bool is_plain_ = true;  // not compressed; else offsets count bytes of what is compressed
 };
 
 using TarSample = std::map<std::string, std::string>;
