@@ -22,7 +22,7 @@ struct StreamRecord {
   detail::StreamMark mark;
 };
 
-/// What decides the order of an epoch.
+/// The source and the numbers that decide the order of an epoch.
 struct StreamOrder {
   detail::StreamSourcePtr source;
   std::vector<size_t> files;  // in the order in which they are read

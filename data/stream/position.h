@@ -41,7 +41,7 @@ StreamPosition load_position(
     torch::serialize::InputArchive& archive,
     c10::function_ref<StreamFields(const StreamPosition&)> fields_at);
 
-/// What a rank says before all go on with other ranks.
+/// The words of a rank before all go on with other ranks.
 struct StreamStanding {
   StreamPosition position;      // rebased
   bool has_more = true;         // a sample of this rank is left
