@@ -191,21 +191,29 @@ class BatchedStream {
     return std::invoke(collate_, std::move(samples));
   }
 
+  /// As ShardedStream's.
   void set_epoch(size_t epoch) {
     begun_.clear();
     stream_.set_epoch(epoch);
   }
+  /// As ShardedStream's.
   size_t epoch() const { return stream_.epoch(); }
+  /// As ShardedStream's.
+  ///
+  /// Collective: yes. Blocks: host.
   void rebind(const GroupArg& group = {}) {
     stream_.rebind(group);
     begun_.clear();
   }
+  /// As ShardedStream's.
   std::function<void()> bookmark() {
     return [this, go_back = stream_.bookmark()] {
       begun_.clear();
       go_back();
     };
   }
+  /// As ShardedStream's.
+  ///
   /// \throws c10::Error  next() threw after it took some samples of a batch: call it again before.
   void save(torch::serialize::OutputArchive& archive) const {
     TORCH_CHECK(
@@ -213,6 +221,7 @@ class BatchedStream {
         begun_.size(), " samples of a batch in which next() threw. Call next() again before.");
     stream_.save(archive);
   }
+  /// As ShardedStream's.
   void load(torch::serialize::InputArchive& archive) {
     stream_.load(archive);
     begun_.clear();
@@ -298,8 +307,10 @@ class BatchStream<BatchedStream<T, Collate>>
  public:
   using detail::StreamEpochs<BatchedStream<T, Collate>>::StreamEpochs;
 };
+/// The samples of a ShardedStream.
 template <typename T>
 BatchStream(ShardedStream<T>&, size_t) -> BatchStream<ShardedStream<T>>;
+/// The batches of a BatchedStream.
 template <typename T, typename Collate>
 BatchStream(BatchedStream<T, Collate>&, size_t) -> BatchStream<BatchedStream<T, Collate>>;
 
