@@ -112,6 +112,7 @@ TEST_CASE("tar_shards gives samples as WebDataset does") {
       all[0] ==
       Files{{"__key__", "a"}, {"jpg", std::string("\0\xff picture", 10)}, {"seg.png", "mask"}});
   CHECK(all[1] == Files{{"__key__", "b"}, {"jpg", ""}});
+  CHECK(all_of(ddp::tar_views({folder.file("x.tar")}))[1].files.at("jpg").numel() == 0);
   CHECK(all[2] == Files{{"__key__", "dir.d/a"}, {"jpg", "other"}});
   if (has_long_name) {
     CHECK(all[3] == Files{{"__key__", "dir.d/" + long_name}, {"txt", std::string(5000, 't')}});
