@@ -88,7 +88,7 @@ TEST_CASE("packed names the document that could not be made") {
 
 TEST_CASE("tar_shards gives samples as WebDataset does") {
   const TemporaryFolder folder;
-  folder.write("__index__", "left out");
+  folder.write("__meta.x__", "left out");
   folder.write("a.JPG", std::string("\0\xff picture", 10));
   folder.write("a.seg.png", "mask");
   folder.write("b.jpg", "");
@@ -104,7 +104,7 @@ TEST_CASE("tar_shards gives samples as WebDataset does") {
   const bool has_long_name = std::string(format) != "ustar";
   run_tar(
       folder.path(), std::string("cf x.tar --format=") + format +
-                         " __index__ a.JPG a.seg.png README b.lnk b.jpg dir.d/a.jpg" +
+                         " __meta.x__ a.JPG a.seg.png README b.lnk b.jpg dir.d/a.jpg" +
                          (has_long_name ? " dir.d/" + long_name + ".txt" : ""));
   const auto all = all_of(ddp::tar_shards({folder.file("x.tar")}));
   REQUIRE(all.size() == (has_long_name ? 4 : 3));

@@ -304,6 +304,17 @@ TEST_CASE("rebind shares what is left with other ranks") {
   CHECK(merged == order);
 }
 
+TEST_CASE("bookmark takes a stream back to the ranks before rebind") {
+  const auto taken = run_ranks<std::vector<int>>(1, [](const Rank& self) {
+    auto stream = make_sharded_stream(counted_numbers(7), StreamOptions().num_replicas(2).rank(1));
+    const auto go_back = stream.bookmark();
+    stream.rebind(self.group);
+    go_back();
+    return rest_of(stream);
+  });
+  CHECK(taken[0] == std::vector<int>{1, 3, 5});
+}
+
 TEST_CASE("rebind knows that a rank with a sample less is at the end") {
   const auto left = run_ranks<size_t>(2, [](const Rank& self) {
     auto stream =
