@@ -7,7 +7,7 @@ usage() {
 usage: scripts/setup.sh [--cpu] [--dev] [--aarch64] [--torch VERSION]
 
 Installs what building ddp needs, and does nothing where it is there already:
-  - g++, CMake, Ninja, ccache, Catch2 and CLI11, with apt-get (as root or through sudo);
+  - g++, CMake, Ninja, ccache, Catch2, CLI11 and libarchive, with apt-get (as root or through sudo);
   - LibTorch: the one that Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH names, and otherwise the
     wheel torch==VERSION in a virtual environment in ${XDG_CACHE_HOME:-~/.cache}/ddp. Where nvcc of
     a CUDA toolkit 13 is found this is the CUDA variant (5 GB), elsewhere the CPU one (1.3 GB).
@@ -82,6 +82,8 @@ missing_packages() {
   command -v ccache >/dev/null || echo ccache
   has_cmake_package Catch2 catch2 || echo catch2
   has_cmake_package CLI11 libcli11-dev || echo libcli11-dev
+  # Read by tar_shards() when a program runs. Debian's CMake brings it, and pip's does not.
+  python3 -c 'import ctypes; ctypes.CDLL("libarchive.so.13")' 2>/dev/null || echo libarchive-dev
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   if [[ $dev == yes ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14

@@ -21,6 +21,7 @@ void add_profiler(CLI::App& app);
 void add_recompute(CLI::App& app);
 void add_sampler(CLI::App& app);
 void add_store(CLI::App& app);
+void add_stream(CLI::App& app);
 void add_tensor_collectives(CLI::App& app);
 void add_zero(CLI::App& app);
 

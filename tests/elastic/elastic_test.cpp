@@ -22,6 +22,7 @@
 #include <ddp/zero.h>
 #include <torch/torch.h>
 
+#include "elastic/sines.h"
 #include "elastic/test_coordinator.h"
 #include "elastic/usage.h"
 #include "support/compare.h"
@@ -36,27 +37,6 @@ namespace {
 
 using namespace testing;
 
-constexpr size_t kSamples = 36;
-constexpr size_t kBatch = 3;
-constexpr size_t kEpochs = 2;
-
-struct ElasticNetImpl : torch::nn::Module {
-  ElasticNetImpl() { set_waves(*this, {1.3, 0.2, 0, 0.3}); }
-  at::Tensor forward(const at::Tensor& x) { return out(torch::relu(norm(in(x)))); }
-  torch::nn::Linear in{register_module("in", torch::nn::Linear(4, 16))};
-  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(16))};
-  torch::nn::Linear out{register_module("out", torch::nn::Linear(16, 2))};
-};
-TORCH_MODULE(ElasticNet);
-
-struct Sines : torch::data::datasets::Dataset<Sines> {
-  torch::data::Example<> get(size_t index) override {
-    const auto i = static_cast<double>(index);
-    return {torch::sin(torch::arange(1.0F, 5.0F) * i), torch::cos(torch::arange(1.0F, 3.0F) * i)};
-  }
-  std::optional<size_t> size() const override { return kSamples; }
-};
-
 /// Where a rank is lost, or leaves; or where the others wait for one that comes back.
 enum class Where { Nowhere, BeforeForward, AfterBackward, InStep, AfterStep, Leaves, Joins };
 
@@ -66,6 +46,7 @@ struct Setup {
   int zero_stage = 0;            // of a ZeroRedundancyOptimizer, with snapshots every 3 steps
   std::string backend = "";      // empty: the ranks'
   bool swallows = false;         // the turn catches all exceptions
+  bool streams = false;          // batches of a ShardedStream, and not of a sampler
   std::string checkpoints = "";  // folder, with one every 3 steps; empty: none
 };
 
@@ -131,9 +112,12 @@ Result run_once(
       Sines().map(torch::data::transforms::Stack<>()), sampler,
       torch::data::DataLoaderOptions(kBatch).workers(static_cast<size_t>(setup.workers)));
   BatchStream batches(*loader, sampler, kEpochs);
+  auto stream = batches_of_stream(group, setup.workers);
+  BatchStream streamed(stream, kEpochs);
   double loss_sum = 0;
   Result result;
-  run.add("model", model).add("optimizer", *optimizer).add("batches", batches);
+  run.add("model", model).add("optimizer", *optimizer);
+  setup.streams ? run.add("batches", streamed) : run.add("batches", batches);
   run.add("loss_sum", loss_sum).add_per_rank("own_steps", result.own_steps);
   run.on_change([&](const ElasticGeneration& now) { result.repeated += now.repeated; });
   std::optional<Checkpointer> checkpointer;
@@ -172,7 +156,7 @@ Result run_once(
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return true;
     }
-    auto batch = batches.next();
+    auto batch = setup.streams ? streamed.next() : batches.next();
     if (!batch) return false;
     zero_grad(*optimizer);
     if (failure.where == Where::Leaves && step == failure.step && self.rank == failure.rank) {
@@ -260,6 +244,29 @@ TEST_CASE("a lost rank that is replaced leaves no trace in the bits", "[ranks][e
     }
   }
   CHECK(quiet[0].steps == 2 * 4);  // 12 samples a rank, in batches of 3
+}
+
+TEST_CASE("batches of a stream follow the ranks, too", "[ranks][elastic]") {
+  Setup setup;
+  setup.streams = true;
+  setup.workers = 2;
+  const auto quiet = run_all(3, 3, setup, {});
+  const auto mended = run_all(3, 3, setup, {1, 2, Where::AfterBackward});
+  for (const auto& result : mended) CHECK(all_equal(result.state, quiet[0].state));
+  CHECK(mended[0].steps == 2 * 4);
+
+  const TestCoordinator coordinator(3, 2);
+  const auto fewer = run_ranks<Result>(3, [&](const Rank& self) {
+    try {
+      return run_once(self, coordinator.address(), setup, {1, 2, Where::BeforeForward});
+    } catch (const std::runtime_error&) {
+      if (self.rank != 1) throw;
+      return Result();
+    }
+  });
+  CHECK(all_equal(fewer[0].state, fewer[2].state));
+  // 2 steps of 9 samples, what is left of 36 by 6, then 18 samples a rank by 3.
+  CHECK(fewer[0].steps == 2 + 3 + 6);
 }
 
 TEST_CASE("the others go on without a lost rank, and are equal", "[ranks][elastic]") {

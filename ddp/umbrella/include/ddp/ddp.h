@@ -73,8 +73,10 @@
 #include <ddp/scripted_module.h>
 #include <ddp/seed_all.h>
 #include <ddp/set_deterministic.h>
+#include <ddp/sharded_stream.h>
 #include <ddp/spawn.h>
 #include <ddp/state_dict.h>
+#include <ddp/stream_sources.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>
 #include <ddp/top_k.h>
