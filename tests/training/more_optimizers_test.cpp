@@ -1,5 +1,6 @@
 // The optimizers that LibTorch lacks: files, errors, ZeRO, and Muon over ranks.
 // python_optimizers.py compares their steps with Python's.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -316,6 +317,57 @@ TEST_CASE("Muon steps shards as whole matrices", "[optim][ranks]") {
     return copies_of(model->parameters());
   });
   for (const auto& end : ends) CHECK(largest_difference(end, alone) < 1e-10);
+}
+
+namespace {
+
+at::Tensor wave(double phase) {
+  return torch::sin(torch::arange(48.0, torch::kDouble) * 0.7 + phase).view({8, 6});
+}
+
+/// This rank's elements of a tensor of the parameter's whole shape.
+at::Tensor part_of(const at::Tensor& whole, const ParameterLayout& layout) {
+  const auto& box = layout.boxes.front();
+  return whole.narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]);
+}
+
+/// The largest difference between a cut layer's weight and the whole one after some steps.
+double difference_of_steps(torch::nn::Module& layer) {
+  const auto options = optim::MuonOptions(0.02).ns_dtype(at::kDouble);
+  const auto whole = wave(0);
+  optim::Muon alone(Tensors{whole}, options), together(layer, options);
+  double most = 0;
+  for (int step = 0; step < 4; ++step) {
+    whole.mutable_grad() = wave(step + 1);
+    alone.step();
+    for (const auto& layout : layouts_of(layer)) {
+      if (layout.sizes.size() != 2) continue;
+      layout.local.mutable_grad() = part_of(wave(step + 1), layout).clone();
+    }
+    together.step();
+    for (const auto& layout : layouts_of(layer)) {
+      if (layout.sizes.size() != 2) continue;
+      most = std::max(most, difference(layout.local, part_of(whole, layout)));
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("Muon steps layers that are cut over ranks as whole matrices", "[optim][ranks]") {
+  const auto differences = run_ranks<std::vector<double>>(2, [](const Rank& self) {
+    const auto bias = torch::zeros({8}, torch::kDouble);
+    ColumnParallelLinear rows(
+        ColumnParallelLinearOptions(6, 8).process_group(self.group), wave(0), bias);
+    RowParallelLinear columns(
+        RowParallelLinearOptions(6, 8).process_group(self.group), wave(0), bias);
+    return std::vector<double>{difference_of_steps(*rows), difference_of_steps(*columns)};
+  });
+  for (const auto& of_rank : differences) {
+    CHECK(of_rank[0] < 1e-12);
+    CHECK(of_rank[1] < 1e-12);
+  }
 }
 
 TEST_CASE("LAMB and a Muon without a model refuse shards", "[optim][ranks][errors]") {
