@@ -16,8 +16,9 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   for (const auto add :
        {add_call_history, add_checkpoint, add_diloco, add_elastic, add_hooks, add_join,
-        add_messages, add_mixed_precision, add_offload, add_optimizers, add_prefetch, add_profiler,
-        add_recompute, add_sampler, add_store, add_stream, add_tensor_collectives, add_zero}) {
+        add_messages, add_mixed_precision, add_muon, add_offload, add_optimizers, add_prefetch,
+        add_profiler, add_recompute, add_sampler, add_store, add_stream, add_tensor_collectives,
+        add_zero}) {
     add(app);
   }
   at::set_num_threads(1);

@@ -14,6 +14,7 @@ void add_hooks(CLI::App& app);
 void add_join(CLI::App& app);
 void add_messages(CLI::App& app);
 void add_mixed_precision(CLI::App& app);
+void add_muon(CLI::App& app);
 void add_offload(CLI::App& app);
 void add_optimizers(CLI::App& app);
 void add_prefetch(CLI::App& app);

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -17,14 +19,12 @@
 namespace ddp {
 namespace {
 
-namespace optim = torch::optim;
-
 // Calls `use` with the kind of the optimizer; returns false for a class that Python's file has not.
 template <typename Use>
-bool with_python_kind(const optim::Optimizer& optimizer, Use use) {
+bool with_python_kind(const torch::optim::Optimizer& optimizer, Use use) {
   bool is_known = false;
   with_kind(optimizer, [&](auto kind) {
-    if constexpr (decltype(kind)::kIsElementwise) {
+    if constexpr (decltype(kind)::kStepsEachParameter) {
       use(kind);
       is_known = true;
     }
@@ -42,6 +42,20 @@ class FieldWriter {
   void choice(const char* name) { dict_.insert(name, c10::IValue()); }
   void pair(const char* name, const std::tuple<double, double>& value) {
     dict_.insert(name, c10::ivalue::Tuple::create({std::get<0>(value), std::get<1>(value)}));
+  }
+  void triple(const char* name, const std::tuple<double, double, double>& value) {
+    const auto [a, b, c] = value;
+    dict_.insert(name, c10::ivalue::Tuple::create({a, b, c}));
+  }
+  void count(const char* name, int64_t value) { dict_.insert(name, value); }
+  void text(const char* name, const std::optional<std::string>& value) {
+    dict_.insert(name, value ? c10::IValue(*value) : c10::IValue());
+  }
+  void dtype(const char* name, at::ScalarType value) {
+    if (value != at::kBFloat16) dict_.insert(name, c10::toString(value));
+  }
+  void scalar(const char* name, double value) {
+    dict_.insert(name, at::scalar_tensor(value, at::kFloat));
   }
   // Python counts in float, which holds integers up to 2^24.
   void step(const char* name, int64_t value) {
@@ -83,6 +97,34 @@ class FieldReader {
     check(both.size() == 2, name, "two numbers", saved);
     value = {to_number(name, both[0]), to_number(name, both[1])};
   }
+  void triple(const char* name, std::tuple<double, double, double>& value) {
+    const auto& saved = required(name);
+    std::vector<c10::IValue> all;
+    if (saved.isTuple()) all = saved.toTupleRef().elements().vec();
+    if (saved.isList()) all = saved.toListRef().vec();
+    check(all.size() == 3, name, "three numbers", saved);
+    value = {to_number(name, all[0]), to_number(name, all[1]), to_number(name, all[2])};
+  }
+  void count(const char* name, int64_t& value) {
+    value = std::llround(to_number(name, required(name)));
+  }
+  void text(const char* name, std::optional<std::string>& value) {
+    const auto& saved = required(name);
+    check(saved.isNone() || saved.isString(), name, "a text or None", saved);
+    value = saved.toOptional<std::string>();
+  }
+  void dtype(const char* name, at::ScalarType& value) {
+    const auto* saved = find_in(dict_, name);
+    value = at::kBFloat16;
+    if (saved == nullptr || saved->isNone()) return;
+    for (const auto type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      if (!saved->isString() || saved->toStringRef() != c10::toString(type)) continue;
+      value = type;
+      return;
+    }
+    check(false, name, "\"BFloat16\", \"Float\" or \"Double\"", *saved);
+  }
+  void scalar(const char* name, double& value) { value = to_number(name, required(name)); }
   void step(const char* name, int64_t& value) {
     value = std::llround(to_number(name, required(name)));
   }
@@ -136,7 +178,7 @@ class FieldReader {
 };
 
 template <typename Kind>
-c10::IValue write_optimizer(optim::Optimizer& optimizer) {
+c10::IValue write_optimizer(torch::optim::Optimizer& optimizer) {
   sync_step_counts(optimizer);
   auto state = make_dict();
   auto groups = make_list();
@@ -191,7 +233,7 @@ SavedOptimizer split_dict(const c10::IValue& saved, const std::string& subject) 
 }
 
 void check_groups(
-    const SavedOptimizer& saved, const std::vector<optim::OptimizerParamGroup>& own,
+    const SavedOptimizer& saved, const std::vector<torch::optim::OptimizerParamGroup>& own,
     const std::string& subject) {
   const char* const remedy = ". Make the optimizer with the parameters that it was saved with.";
   DDP_CHECK_VALUE(
@@ -205,20 +247,22 @@ void check_groups(
   }
 }
 
-using ParamStates = std::vector<std::pair<at::Tensor, std::shared_ptr<optim::OptimizerParamState>>>;
+using ParamStates =
+    std::vector<std::pair<at::Tensor, std::shared_ptr<torch::optim::OptimizerParamState>>>;
 
 // Returns nothing where the saved run had no state: a parameter without a gradient so far, SGD
 // without momentum.
 template <typename Kind>
-std::shared_ptr<optim::OptimizerParamState> read_state(
+std::shared_ptr<torch::optim::OptimizerParamState> read_state(
     const c10::IValue* fields, const at::Tensor& parameter, const typename Kind::Options& options,
     const std::string& subject) {
-  constexpr bool is_made_with_optimizer = std::is_same_v<typename Kind::Optimizer, optim::Adagrad>;
+  constexpr bool is_made_with_optimizer =
+      std::is_same_v<typename Kind::Optimizer, torch::optim::Adagrad>;
   if (fields == nullptr && !is_made_with_optimizer) return nullptr;
   DDP_CHECK_VALUE(
       fields != nullptr && fields->isGenericDict(), subject, ": expected its state, got ",
       fields == nullptr ? "none" : fields->tagKind(), ". Save optimizer.state_dict().");
-  if constexpr (std::is_same_v<typename Kind::Optimizer, optim::SGD>) {
+  if constexpr (std::is_same_v<typename Kind::Optimizer, torch::optim::SGD>) {
     if (options.momentum() == 0) return nullptr;
   }
   auto state = std::make_shared<typename Kind::State>();
@@ -230,12 +274,12 @@ std::shared_ptr<optim::OptimizerParamState> read_state(
 
 template <typename Kind>
 PreparedLoad read_optimizer(
-    optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
+    torch::optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
   const auto parts = split_dict(saved, subject);
   auto& groups = optimizer.param_groups();
   check_groups(parts, groups, subject);
 
-  std::vector<std::shared_ptr<optim::OptimizerOptions>> options;
+  std::vector<std::shared_ptr<torch::optim::OptimizerOptions>> options;
   ParamStates states;
   for (size_t g = 0; g < groups.size(); ++g) {
     options.push_back(groups[g].options().clone());
@@ -264,11 +308,11 @@ PreparedLoad read_optimizer(
 
 }  // namespace
 
-bool is_known_optimizer(const optim::Optimizer& optimizer) {
+bool is_known_optimizer(const torch::optim::Optimizer& optimizer) {
   return with_python_kind(optimizer, [](auto /*kind*/) {});
 }
 
-c10::IValue optimizer_dict(optim::Optimizer& optimizer) {
+c10::IValue optimizer_dict(torch::optim::Optimizer& optimizer) {
   c10::IValue dict;
   with_python_kind(
       optimizer, [&](auto kind) { dict = write_optimizer<decltype(kind)>(optimizer); });
@@ -276,7 +320,7 @@ c10::IValue optimizer_dict(optim::Optimizer& optimizer) {
 }
 
 PreparedLoad prepare_optimizer(
-    optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
+    torch::optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
   PreparedLoad load;
   with_python_kind(optimizer, [&](auto kind) {
     load =

@@ -56,8 +56,6 @@ std::string describe(double number) {
   return {text.data(), end};
 }
 
-namespace optim = torch::optim;
-
 /// An option or a part of the state of an optimizer: a number, a tensor, or a list of tensors.
 struct OptimizerValue {
   std::string name;  // "lr of parameter group 0", "exp_avg of fc.weight"
@@ -95,6 +93,7 @@ struct ValueCollector {
   void step(const char* name, int64_t value) { values.push_back({name, value}); }
   void count(const char* name, int64_t value) { values.push_back({name, value}); }
   void number(const char* name, double value) { values.push_back({name, value}); }
+  void scalar(const char* name, double value) { values.push_back({name, value}); }
   void tensor(const char* name, const at::Tensor& value, bool /*is_required*/) {
     values.push_back({name, value});
   }
@@ -105,7 +104,7 @@ struct ValueCollector {
 
 // Reads LibTorch's own states directly: without a copy, and since LBFGS's cannot be serialized
 // after a step.
-Values values_of(optim::OptimizerParamState& state) {
+Values values_of(torch::optim::OptimizerParamState& state) {
   ValueCollector fields;
   const bool is_known = with_kind(state, [&](auto kind, auto& own) {
     visit_state(fields, own, typename decltype(kind)::Options(/*lr=*/1));
@@ -114,7 +113,7 @@ Values values_of(optim::OptimizerParamState& state) {
   return serialized_values([&](auto& out) { state.serialize(out); });
 }
 
-Values values_of(const optim::OptimizerOptions& options) {
+Values values_of(const torch::optim::OptimizerOptions& options) {
   auto values = serialized_values([&](auto& out) { options.serialize(out); });
   if (!values.empty()) return values;
   try {
@@ -136,7 +135,8 @@ void append(Values& values, Values more, const std::string& owner) {
 // gives the parameters' names; parameters of no module are named by their position. The state of
 // `ignored` parameters is left out.
 Values optimizer_values(
-    const optim::Optimizer& optimizer, const torch::nn::Module& module, const Names& ignored) {
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+    const Names& ignored) {
   sync_step_counts(optimizer);
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : module.named_parameters()) {

@@ -15,7 +15,7 @@ OptimizerInBackward::OptimizerInBackward(
   constexpr const char* kSubject = "step_in_backward: ";
   DDP_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
   DDP_CHECK_VALUE(
-      is_elementwise(*optimizer_), kSubject,
+      steps_each_parameter(*optimizer_), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
       "instead, with a closure that returns the loss averaged over the ranks.");
   // Its step() takes its part of all parameters, whatever the groups have.

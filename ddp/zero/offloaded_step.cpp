@@ -84,7 +84,7 @@ void ShardedOptimizer::make_offloaded(
   for (const auto& group : own) {
     empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
   }
-  optimizer_ = kind_.make(empty, defaults);
+  optimizer_ = make(empty, defaults);
   std::unordered_map<const void*, size_t> group_of;
   for (size_t g = 0; g < own.size(); ++g) {
     for (const auto& value : own[g].params()) group_of[value.unsafeGetTensorImpl()] = g;
@@ -95,7 +95,7 @@ void ShardedOptimizer::make_offloaded(
     for (const auto& piece : window) {
       groups[group_of.at(key_of(piece))].params().push_back(piece.value());
     }
-    auto states = std::move(kind_.make(groups, defaults)->state());
+    auto states = std::move(make(groups, defaults)->state());
     for (auto& [key, state] : states) optimizer_->state()[key] = std::move(state);
     keep_states(window);
   }

@@ -71,7 +71,7 @@ Chunks chunks_of_buckets(
 
 Chunks chunks_of_groups(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::vector<NamedParameter>& parameters, bool waits_on_stream) {
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream, int whole_over) {
   std::unordered_set<const void*> stepped;
   for (const auto& group : groups) {
     for (const auto& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
@@ -82,7 +82,11 @@ Chunks chunks_of_groups(
   }
   std::vector<size_t> reversed(own.size());  // the usual order of gradients
   std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
-  const auto bytes = waits_on_stream ? kStreamChunkBytes : kChunkBytes;
+  auto bytes = waits_on_stream ? kStreamChunkBytes : kChunkBytes;
+  for (const auto& p : own) {
+    if (whole_over > 1)
+      bytes = std::max(bytes, whole_over * static_cast<int64_t>(p.tensor.nbytes()));
+  }
   return chunks_of_buckets(plan_buckets(extents_of(own), {bytes}, reversed).buckets, own);
 }
 
@@ -127,17 +131,22 @@ ShardedOptimizer::ShardedOptimizer(
   }
   std::vector<std::vector<at::Tensor>> values(groups.size());
   std::vector<StateFile::Entry> entries;
+  std::vector<int64_t> loads(static_cast<size_t>(group_->getSize()));
   for (auto& parameters : chunks) {
-    auto& chunk = chunks_.emplace_back(ShardChunk{FlatParameters(group_, std::move(parameters))});
+    auto& chunk = chunks_.emplace_back(ShardChunk{flat_of(std::move(parameters), loads)});
     const auto& flat = chunk.flat;
-    auto pieces = flat.layout().pieces(group_->getRank());
-    if (staging_) pieces = cut(pieces, kMostElements);
-    for (const auto& piece : pieces) {
-      const auto found = group_of.find(flat.parameters()[piece.slot].unsafeGetTensorImpl());
+    for (const auto& piece : pieces_of(flat)) {
+      const auto& parameter = flat.parameters()[piece.slot];
+      const auto found = group_of.find(parameter.unsafeGetTensorImpl());
       if (found == group_of.end()) continue;
       chunk.pieces.push_back(piece);
       chunk.values.push_back(value_of(chunk, is_staged(chunk)));
       values[found->second].push_back(chunk.values.back());
+      if (kind_.needs_whole_tensors) {
+        const auto strides = gradient_strides(parameter);
+        places_[chunk.values.back().unsafeGetTensorImpl()] = {
+            parameter.sizes().vec(), {strides.begin(), strides.end()}};
+      }
       if (!options.offload_file()) continue;
       entries.push_back(
           {chunk.values.back().unsafeGetTensorImpl(), piece.numel, flat.whole().scalar_type(),
@@ -152,8 +161,38 @@ ShardedOptimizer::ShardedOptimizer(
   if (staging_) {
     make_offloaded(own, defaults);
   } else {
-    optimizer_ = kind_.make(own, defaults);
+    optimizer_ = make(own, defaults);
   }
+}
+
+FlatParameters ShardedOptimizer::flat_of(
+    std::vector<at::Tensor> parameters, std::vector<int64_t>& loads) const {
+  if (kind_.needs_whole_tensors) return {group_, std::move(parameters), loads};
+  return {group_, std::move(parameters)};
+}
+
+std::vector<ShardPiece> ShardedOptimizer::pieces_of(const FlatParameters& flat) const {
+  auto pieces = flat.layout().pieces(group_->getRank());
+  return staging_ && !kind_.needs_whole_tensors ? cut(pieces, kMostElements) : pieces;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::make(
+    const Groups& own, const torch::optim::OptimizerOptions& defaults) const {
+  return kind_.make(own, defaults, places_);
+}
+
+double ShardedOptimizer::balance() const {
+  std::vector<int64_t> of_ranks(static_cast<size_t>(group_->getSize()));
+  for (const auto& chunk : chunks_) {
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      for (const auto& piece : chunk.flat.layout().pieces(static_cast<int>(rank))) {
+        of_ranks[rank] += piece.numel;
+      }
+    }
+  }
+  const auto most = *std::max_element(of_ranks.begin(), of_ranks.end());
+  const auto all = std::accumulate(of_ranks.begin(), of_ranks.end(), int64_t{0});
+  return most == 0 ? 1 : static_cast<double>(all) / static_cast<double>(most * group_->getSize());
 }
 
 void ShardedOptimizer::set_options(const Groups& groups) {

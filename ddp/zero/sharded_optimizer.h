@@ -30,9 +30,12 @@ Chunks chunks_of_buckets(
 /// Chunks of those of `parameters` that an optimizer with these groups steps (stage 1): of 2 MiB,
 /// but of 25 MiB over a backend whose collectives only the stream waits for, which gathers without
 /// a copy, and pays for each collective.
+///
+/// \param whole_over  ranks that divide whole parameters; then a chunk may have the largest one for
+///        each of them. 1: elements are divided.
 Chunks chunks_of_groups(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::vector<NamedParameter>& parameters, bool waits_on_stream);
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream, int whole_over);
 
 /// Parameters that one all-gather fills.
 struct ShardChunk {
@@ -101,10 +104,17 @@ class ShardedOptimizer {
   c10::IValue own_state(const Groups& groups) const;
   void take_state(const Groups& groups, const c10::IValue& shard);
   size_t state_bytes() const;
+  /// See ZeroRedundancyOptimizerBase::balance().
+  double balance() const;
 
  private:
   using Pieces = std::vector<PieceOfChunk>;
 
+  FlatParameters flat_of(std::vector<at::Tensor> parameters, std::vector<int64_t>& loads) const;
+  std::vector<ShardPiece> pieces_of(const FlatParameters& flat) const;
+  /// Makes an optimizer of the values in the groups.
+  std::unique_ptr<torch::optim::Optimizer> make(
+      const Groups& own, const torch::optim::OptimizerOptions& defaults) const;
   /// Makes the optimizer with states in their places, also those that it makes at once.
   void make_offloaded(const Groups& own, const torch::optim::OptimizerOptions& defaults);
   /// The tensors of a state that a step of a group with these options needs, by tensor.
@@ -128,6 +138,7 @@ class ShardedOptimizer {
   const ProcessGroup group_;
   const detail::ZeroKind kind_;
   std::vector<ShardChunk> chunks_;
+  detail::WholeTensors places_;           // by value, where it has whole parameters
   std::unique_ptr<HostStaging> staging_;  // with offload
   std::unique_ptr<StateFile> file_;       // with a file
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/bit_cast.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
@@ -25,23 +26,25 @@ namespace {
 struct StateParts {
   std::vector<at::Tensor*> tensors;  // of the parameter's shape, or undefined
   int64_t* step = nullptr;           // null where the class counts no steps
+  double* scalar = nullptr;          // >= 0; null where the class has none
 };
 
 struct PartCollector {
   StateParts parts;
 
   void step(const char* /*name*/, int64_t& value) { parts.step = &value; }
+  void scalar(const char* /*name*/, double& value) { parts.scalar = &value; }
   void tensor(const char* /*name*/, at::Tensor& value, bool /*is_required*/) {
     parts.tensors.push_back(&value);
   }
 };
 
-// For the states of Adagrad, Adam, AdamW, RMSprop and SGD.
 StateParts state_parts(torch::optim::OptimizerParamState& state) {
   PartCollector fields;
   const bool is_known = with_kind(state, [&](auto kind, auto& own) {
     using Kind = decltype(kind);
-    if constexpr (Kind::kIsElementwise) visit_state(fields, own, typename Kind::Options(/*lr=*/1));
+    if constexpr (Kind::kStepsEachParameter)
+      visit_state(fields, own, typename Kind::Options(/*lr=*/1));
   });
   TORCH_INTERNAL_ASSERT(is_known);
   return std::move(fields.parts);
@@ -52,6 +55,7 @@ struct NeedCollector {
   std::vector<char> is_needed;
 
   void step(const char* /*name*/, int64_t& /*value*/) {}
+  void scalar(const char* /*name*/, double& /*value*/) {}
   void tensor(const char* /*name*/, at::Tensor& /*value*/, bool is_required) {
     is_needed.push_back(is_required ? 1 : 0);
   }
@@ -60,7 +64,8 @@ struct NeedCollector {
 // Columns of the state table. The columns after them say which tensors a parameter's state has.
 constexpr int64_t kHasState = 0;
 constexpr int64_t kStep = 1;
-constexpr int64_t kTensors = 2;
+constexpr int64_t kScalar = 2;  // its bits, whose order is that of numbers >= 0
+constexpr int64_t kTensors = 3;
 
 std::unordered_map<const void*, int64_t> numbers_in(const ShardedOptimizer::Groups& groups) {
   std::unordered_map<const void*, int64_t> numbers;
@@ -78,7 +83,9 @@ struct KeptPiece {
     const auto& fields = written.toTupleRef().elements();
     parameter = fields[0].toInt();
     from = fields[1].toInt();
-    step = fields[2].toInt();
+    const auto numbers = fields[2].toListRef();
+    step = numbers[0].toInt();
+    scalar = numbers[1].toDouble();
     for (const auto& tensor : fields[3].toListRef()) {
       tensors.push_back(tensor.isTensor() ? tensor.toTensor() : at::Tensor());
       if (tensors.back().defined()) numel = tensors.back().numel();
@@ -88,6 +95,7 @@ struct KeptPiece {
   int64_t parameter;
   int64_t from;
   int64_t step;
+  double scalar;
   int64_t numel = 0;
   std::vector<at::Tensor> tensors;
 };
@@ -117,7 +125,7 @@ std::vector<char> ShardedOptimizer::needed_tensors(
   const auto state = kind_.make_state();
   with_kind(*state, [&](auto kind, auto& own) {
     using Kind = decltype(kind);
-    if constexpr (Kind::kIsElementwise) {
+    if constexpr (Kind::kStepsEachParameter) {
       visit_state(fields, own, static_cast<const typename Kind::Options&>(options));
     }
   });
@@ -164,6 +172,7 @@ at::Tensor ShardedOptimizer::gather_state_table() const {
       const auto parts = state_parts(*state);
       cells[row][kHasState] = 1;
       if (parts.step) cells[row][kStep] = *parts.step;
+      if (parts.scalar) cells[row][kScalar] = c10::bit_cast<int64_t>(*parts.scalar);
       for (int64_t t = 0; t < tensors; ++t) {
         cells[row][kTensors + t] = parts.tensors[static_cast<size_t>(t)]->defined();
       }
@@ -203,7 +212,9 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
       auto& state = states.emplace_back();
       if (!whole || !cells[first + slot][kHasState]) continue;
       state = kind_.make_state();
-      if (auto* step = state_parts(*state).step) *step = cells[first + slot][kStep];
+      const auto parts = state_parts(*state);
+      if (parts.step) *parts.step = cells[first + slot][kStep];
+      if (parts.scalar) *parts.scalar = c10::bit_cast<double>(cells[first + slot][kScalar]);
     }
     for (size_t t = 0; t < tensors; ++t) {
       const auto column = kTensors + static_cast<int64_t>(t);
@@ -289,9 +300,12 @@ c10::IValue ShardedOptimizer::own_state(const Groups& groups) const {
       for (const auto* tensor : parts.tensors) {
         tensors.push_back(tensor->defined() ? c10::IValue(*tensor) : c10::IValue());
       }
+      c10::impl::GenericList numbers_of_state(c10::AnyType::get());
+      numbers_of_state.push_back(parts.step ? *parts.step : int64_t{0});
+      numbers_of_state.push_back(parts.scalar ? *parts.scalar : 0.0);
       const auto* parameter = chunk.flat.parameters()[piece.slot].unsafeGetTensorImpl();
-      all.push_back(c10::ivalue::Tuple::create(
-          numbers.at(parameter), piece.from, parts.step ? *parts.step : int64_t{0}, tensors));
+      all.push_back(
+          c10::ivalue::Tuple::create(numbers.at(parameter), piece.from, numbers_of_state, tensors));
     }
   }
   return all;
@@ -317,6 +331,7 @@ void ShardedOptimizer::take_state(const Groups& groups, const c10::IValue& shard
       const auto parts = state_parts(*state);
       for (const auto& source : found->second) {
         if (parts.step) *parts.step = source.step;
+        if (parts.scalar) *parts.scalar = source.scalar;
         for (size_t t = 0; t < parts.tensors.size(); ++t) {
           if (!source.tensors[t].defined()) continue;
           copy_common(*parts.tensors[t], piece.from, piece.numel, source.tensors[t], source.from);

@@ -22,11 +22,17 @@ namespace {
 
 using State = DistributedDataParallelBase::State;
 
-const ZeroOptions& checked(const ZeroOptions& options, const State& model) {
+const ZeroOptions& checked(
+    const ZeroOptions& options, const detail::ZeroKind& kind, const State& model) {
   constexpr const char* kSubject = "ZeroRedundancyOptimizer: ";
   DDP_CHECK_VALUE(
       options.stage() == 1 || options.stage() == 2, kSubject, "expected stage 1 or 2, got ",
       options.stage(), ". 1 divides the state, 2 gradients as well.");
+  DDP_CHECK_VALUE(
+      options.stage() == 1 || !kind.needs_whole_tensors, kSubject,
+      "expected stage 1 of an optimizer that needs whole parameters (Muon, LAMB), since stage 2 "
+      "cuts "
+      "gradients within parameters, got stage 2. Set stage(1).");
   const auto group = options.process_group().given();
   const bool is_models = !group || group == model.group();
   DDP_CHECK_VALUE(
@@ -73,8 +79,8 @@ class ZeroRedundancyOptimizerBase::Impl {
       detail::ZeroKind kind, const ZeroOptions& options)
       : owner_(owner),
         model_(std::move(model)),
-        options_(checked(options, state())),
         kind_(std::move(kind)),
+        options_(checked(options, kind_, state())),
         group_count_(owner.param_groups().size()),
         generation_(state().generation()) {
     check_parameters(owner.param_groups(), state());
@@ -192,7 +198,9 @@ class ZeroRedundancyOptimizerBase::Impl {
     const bool waits_on_stream = capabilities_of(*group, state().device()).waits_on_stream;
     auto parameters = shards != nullptr
                           ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
-                          : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
+                          : chunks_of_groups(
+                                groups, reducer.parameters(), waits_on_stream,
+                                kind_.needs_whole_tensors ? group->getSize() : 1);
     std::unique_ptr<ShardedOptimizer> optimizer;
     const auto make = [&] {
       optimizer = std::make_unique<ShardedOptimizer>(
@@ -289,8 +297,8 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   ZeroRedundancyOptimizerBase& owner_;
   const std::shared_ptr<DistributedDataParallelBase> model_;
-  ZeroOptions options_;
   const detail::ZeroKind kind_;
+  ZeroOptions options_;
   const size_t group_count_;
   int64_t generation_;
   std::shared_ptr<GradientShards> shards_;       // with stage 2
@@ -367,6 +375,8 @@ void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive& archive) 
 size_t ZeroRedundancyOptimizerBase::local_state_bytes() const {
   return impl_->optimizer().state_bytes();
 }
+
+double ZeroRedundancyOptimizerBase::balance() const { return impl_->optimizer().balance(); }
 
 torch::optim::Optimizer& ZeroRedundancyOptimizerBase::local_optimizer() const {
   impl_->optimizer().set_options(param_groups());
@@ -451,7 +461,7 @@ std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::consolidat
 }
 
 std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::unsharded() const {
-  return impl_->kind().make(param_groups(), defaults());
+  return impl_->kind().make(param_groups(), defaults(), /*places=*/{});
 }
 
 void ZeroRedundancyOptimizerBase::load_whole(const torch::optim::Optimizer& whole) {

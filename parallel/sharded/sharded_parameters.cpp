@@ -9,13 +9,12 @@
 #include <ddp/deferred_init.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_registry.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <torch/nn/modules/embedding.h>
-
-#include "sharded/cut_registry.h"
 
 namespace ddp {
 namespace {

@@ -9,12 +9,12 @@
 #include <ddp/internal/accumulating_edges.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/cut_registry.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
-#include "sharded/cut_registry.h"
 #include "sharded/error_context.h"
 #include "sharded/own_group.h"
 #include "sharded/sharded_model.h"

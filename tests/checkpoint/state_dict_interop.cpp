@@ -37,7 +37,18 @@ std::vector<std::pair<std::string, MakeOptimizer>> optimizers() {
       {"SGD", maker<optim::SGD>(optim::SGDOptions(0.5))},
       {"PlainSGD", maker<optim::SGD>(optim::SGDOptions(0.5).momentum(0.9))},
       {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions(0.5))},
-      {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions(0.5))}};
+      {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions(0.5))},
+      {"NAdam", maker<ddp::optim::NAdam>(ddp::optim::NAdamOptions(0.5))},
+      {"RAdam", maker<ddp::optim::RAdam>(ddp::optim::RAdamOptions(0.5))},
+      {"Adamax", maker<ddp::optim::Adamax>(ddp::optim::AdamaxOptions(0.5))},
+      {"Adadelta", maker<ddp::optim::Adadelta>(ddp::optim::AdadeltaOptions(0.5))},
+      {"Muon", [](const Parameters& parameters) {
+         Parameters matrices;
+         for (const auto& p : parameters) {
+           if (p.dim() == 2) matrices.push_back(p);
+         }
+         return std::make_unique<ddp::optim::Muon>(matrices, ddp::optim::MuonOptions(0.5));
+       }}};
 }
 
 torch::nn::Sequential make_model() {

@@ -15,6 +15,12 @@ OPTIMIZERS = {
     "PlainSGD": lambda p: torch.optim.SGD(p, lr=0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, momentum_decay=0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01, decoupled_weight_decay=True),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01, weight_decay=0.1),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.01, rho=0.8),
+    "Muon": lambda p: torch.optim.Muon(
+        [x for x in p if x.ndim == 2], lr=0.01, ns_steps=4, adjust_lr_fn="match_rms_adamw"),
 }
 
 

@@ -1,5 +1,6 @@
 #include <ddp/internal/flat_parameters.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -48,6 +49,36 @@ TEST_CASE("shards are multiples of four elements, with the least padding", "[sha
       CHECK(layout.padding() >= 0);
       CHECK(layout.padding() < 4 * ranks);
     }
+  }
+}
+
+TEST_CASE("whole tensors lie in one shard each, and the largest shard is small", "[shard][pure]") {
+  std::minstd_rand random(2);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int64_t> numels(1 + random() % 9);
+    for (auto& n : numels) n = random() % 60;
+    std::vector<int64_t> loads(1 + random() % 5);
+    for (auto& load : loads) load = random() % 9;
+    const auto before = loads;
+    CAPTURE(numels, loads);
+    const auto layout = FlatLayout::of_whole_tensors(numels, loads);
+    int64_t all = 0, largest = 0, sum = 0;
+    for (const auto n : numels) largest = std::max(largest, n);
+    for (const auto n : numels) all += n;
+    for (int rank = 0; rank < layout.ranks; ++rank) {
+      int64_t end = 0;
+      for (const auto& piece : layout.pieces(rank)) {
+        CHECK(piece.from == 0);
+        CHECK(piece.numel == numels[piece.slot]);
+        CHECK(layout.offsets[piece.slot] == rank * layout.shard_numel + piece.at);
+        end += piece.numel;
+      }
+      CHECK(end == loads[static_cast<size_t>(rank)] - before[static_cast<size_t>(rank)]);
+      sum += end;
+    }
+    CHECK(sum == all);
+    CHECK(layout.shard_numel <= all / layout.ranks + largest + 4);
+    CHECK(layout.padding() == layout.numel() - all);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "captured_step/captured_optimizers.h"
 
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
@@ -7,6 +8,7 @@
 #include <ddp/fused_optimizer.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/optimizer_kinds.h>
+#include <ddp/internal/text.h>
 #include <ddp/zero.h>
 
 namespace ddp {
@@ -18,20 +20,25 @@ torch::optim::Optimizer& stepped(torch::optim::Optimizer& optimizer) {
   return zero ? zero->local_optimizer() : optimizer;
 }
 
-// "AdamW", if a step of this class of LibTorch computes on the host; else null.
-const char* host_bound_class(const torch::optim::Optimizer& optimizer) {
+// "torch::optim::AdamW", if a step of this class computes on the host; else "".
+std::string host_bound_class(const torch::optim::Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
-  if (type == typeid(torch::optim::Adam)) return "Adam";
-  if (type == typeid(torch::optim::AdamW)) return "AdamW";
-  if (type == typeid(torch::optim::Adagrad)) return "Adagrad";
-  if (type == typeid(torch::optim::LBFGS)) return "LBFGS";
-  return nullptr;
+  std::string name;
+  with_kind(optimizer, [&](auto kind) {
+    using Optimizer = typename decltype(kind)::Optimizer;
+    using Options = typename decltype(kind)::Options;
+    constexpr bool is_on_device = std::is_same_v<Optimizer, torch::optim::SGD> ||
+                                  std::is_same_v<Optimizer, torch::optim::RMSprop>;
+    constexpr bool is_ours = std::is_base_of_v<detail::ListedOptions<Options>, Options>;
+    if (type != typeid(Optimizer) || is_on_device) return;
+    name = ddp::str(is_ours ? "ddp" : "torch", "::optim::", kind.name);
+  });
+  return name;
 }
 
 /// Collects the numbers of options that a step reads on the host.
-struct FrozenNumbers {
-  bool without_rate;
-  std::vector<std::pair<const char*, double>> found = {};
+struct FrozenNumbers : NoFields {
+  explicit FrozenNumbers(bool leaves_rate_out) : without_rate(leaves_rate_out) {}
 
   void number(const char* name, double value) {
     if (without_rate && name == std::string_view("lr")) return;
@@ -42,8 +49,9 @@ struct FrozenNumbers {
     number(name, std::get<1>(values));
   }
   void flag(const char* name, bool value) { number(name, value ? 1 : 0); }
-  void fixed(const char* /*name*/, bool /*value*/) {}
-  void choice(const char* /*name*/) {}
+
+  bool without_rate;
+  std::vector<std::pair<const char*, double>> found;
 };
 
 const void* state_of(
@@ -68,12 +76,10 @@ CapturedOptimizers::CapturedOptimizers(std::vector<torch::optim::Optimizer*> opt
         "CapturedStep: expected an optimizer whose step runs on the device alone, got a "
         "ZeroRedundancyOptimizer with offload, which steps on the host. Leave offload out, or step "
         "it after each call.");
-    const auto* name = host_bound_class(stepped(*optimizer));
+    const auto name = host_bound_class(stepped(*optimizer));
     DDP_CHECK_VALUE(
-        name == nullptr,
-        "CapturedStep: expected an optimizer whose step runs on the device alone, got "
-        "torch::optim::",
-        name,
+        name.empty(),
+        "CapturedStep: expected an optimizer whose step runs on the device alone, got ", name,
         ", which counts steps on the host. Use SGD, a fused optimizer of ddp::optim, or step it "
         "after each call.");
   }
@@ -104,9 +110,9 @@ std::vector<CapturedOptimizers::Frozen> CapturedOptimizers::frozen(
     torch::optim::Optimizer& optimizer) {
   std::vector<Frozen> groups;
   for (auto& group : optimizer.param_groups()) {
-    FrozenNumbers numbers{dynamic_cast<FusedOptimizer*>(&optimizer) != nullptr};
+    FrozenNumbers numbers(dynamic_cast<FusedOptimizer*>(&optimizer) != nullptr);
     with_kind(group.options(), [&](auto kind, auto& own) {
-      if constexpr (decltype(kind)::kIsElementwise) visit_options(numbers, own);
+      if constexpr (decltype(kind)::kStepsEachParameter) visit_options(numbers, own);
     });
     numbers.found.emplace_back("parameters", static_cast<double>(group.params().size()));
     groups.push_back({std::move(numbers.found), state_of(optimizer, group.params())});

@@ -10,9 +10,8 @@ namespace ddp {
 namespace {
 
 /// Sets an optimizer's momentum or beta1.
-struct MomentumSetter {
-  double momentum;
-  bool is_set = false;
+struct MomentumSetter : NoFields {
+  explicit MomentumSetter(double value) : momentum(value) {}
 
   void number(const char* name, double& value) {
     if (name == std::string_view("momentum")) set(value);
@@ -20,9 +19,9 @@ struct MomentumSetter {
   void pair(const char* name, std::tuple<double, double>& value) {
     if (name == std::string_view("betas")) set(std::get<0>(value));
   }
-  void flag(const char* /*name*/, bool /*value*/) {}
-  void fixed(const char* /*name*/, bool /*value*/) {}
-  void choice(const char* /*name*/) {}
+
+  double momentum;
+  bool is_set = false;
 
  private:
   void set(double& value) {
@@ -33,9 +32,9 @@ struct MomentumSetter {
 
 /// \return  whether the optimizer has a momentum.
 bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  MomentumSetter setter{value};
+  MomentumSetter setter(value);
   with_kind(options, [&](auto kind, auto& own) {
-    if constexpr (decltype(kind)::kIsElementwise) visit_options(setter, own);
+    if constexpr (decltype(kind)::kStepsEachParameter) visit_options(setter, own);
   });
   return setter.is_set;
 }

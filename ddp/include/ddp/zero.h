@@ -52,10 +52,12 @@ namespace detail {
 struct ZeroKind {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
+  /// \param places  of the groups' parameters where needs_whole_tensors; else empty.
   std::function<std::unique_ptr<torch::optim::Optimizer>(
-      const Groups&, const torch::optim::OptimizerOptions& defaults)>
+      const Groups&, const torch::optim::OptimizerOptions& defaults, const WholeTensors& places)>
       make;
   std::function<std::unique_ptr<torch::optim::OptimizerParamState>()> make_state;
+  bool needs_whole_tensors;
 };
 
 }  // namespace detail
@@ -105,6 +107,11 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 
   /// The bytes of the state of this rank's part.
   size_t local_state_bytes() const;
+
+  /// How even the ranks' parts are: the mean number of elements of a rank over the largest one. 1
+  /// where elements are divided, up to a few; less where whole parameters are, as for Muon and
+  /// LAMB: one parameter of half the model on 4 ranks leaves at most 0.5.
+  double balance() const;
 
   /// The optimizer of this rank's part, with the options that this one has now: for code that looks
   /// at what a step does, as a `CapturedStep`. Step this one, not that. With offload from a device
@@ -177,8 +184,9 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 ///
 /// It is a torch::optim::Optimizer: schedulers and GradScaler work with it, and its groups of
 /// parameters hold the options. Elements of the parameters are divided, not whole parameters, so
-/// all ranks have equal shares. Parameters move into memory that this allocates; views that were
-/// taken of them before keep the old memory.
+/// all ranks have equal shares; but Muon and LAMB need whole parameters, which are divided so that
+/// the largest share is small: balance() says how even. Parameters move into memory that this
+/// allocates; views that were taken of them before keep the old memory.
 ///
 /// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, since `.grad` is undefined after an
 /// averaged backward pass. It knows which parameters the model's layers cut. Under no_sync() whole
@@ -191,7 +199,7 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 /// overlap, list the model alone.
 ///
 /// \tparam Optim  Adagrad, Adam, AdamW, RMSprop or SGD of LibTorch, or one of `<ddp/optim.h>`: they
-///         update each element on its own.
+///         update each element on its own, or, in stage 1, each parameter.
 ///
 /// Collective: step(), save(), consolidated(). Construction communicates nothing.
 /// Source: torch.distributed.optim.ZeroRedundancyOptimizer, torch 2.11.0, which divides whole
@@ -201,7 +209,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   static_assert(
       detail::ZeroTypes<Optim>::kAreKnown,
       "ZeroRedundancyOptimizer: takes torch::optim::Adagrad, Adam, AdamW, RMSprop or SGD, or one "
-      "of <ddp/optim.h>, which update each element on its own");
+      "of <ddp/optim.h>, which update each parameter on its own");
 
  public:
   /// The options of Optim.
@@ -210,8 +218,8 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   /// All parameters of a DistributedDataParallel or of DistributedParameters that require a
   /// gradient.
   ///
-  /// \throws c10::ValueError  a stage other than 1 and 2; sparse gradients; a process group that is
-  ///         not the model's, with stage 2 or overlap.
+  /// \throws c10::ValueError  a stage other than 1 and 2; stage 2 of Muon and LAMB; sparse
+  ///         gradients; a process group that is not the model's, with stage 2 or overlap.
   /// \throws c10::Error  with stage 2, a communication hook or an averaged backward pass before;
   ///         an offload_file that cannot be made: then the ranks that have made theirs throw in
   ///         their next collective.
@@ -242,11 +250,21 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
     return model.ptr();
   }
   static detail::ZeroKind kind() {
+    using Groups = detail::ZeroKind::Groups;
+    using Places = detail::WholeTensors;
+    constexpr bool takes_places =
+        std::is_constructible_v<Optim, const Groups&, const Places&, const OptionsType&>;
     return {
-        [](const auto& groups, const torch::optim::OptimizerOptions& defaults) {
-          return std::make_unique<Optim>(groups, static_cast<const OptionsType&>(defaults));
+        [](const Groups& groups, const torch::optim::OptimizerOptions& defaults,
+           const Places& places) -> std::unique_ptr<torch::optim::Optimizer> {
+          const auto& own = static_cast<const OptionsType&>(defaults);
+          if constexpr (takes_places) {
+            if (!places.empty()) return std::make_unique<Optim>(groups, places, own);
+          }
+          return std::make_unique<Optim>(groups, own);
         },
-        [] { return std::make_unique<typename detail::ZeroTypes<Optim>::State>(); }};
+        [] { return std::make_unique<typename detail::ZeroTypes<Optim>::State>(); },
+        detail::ZeroTypes<Optim>::kNeedWholeTensors};
   }
 };
 

@@ -59,7 +59,8 @@ class DDP_API CapturedStep {
   using Step = std::function<at::Tensor()>;
 
   /// \throws c10::ValueError  for no function, for fewer than 3 warmup steps, and for an optimizer
-  ///         that cannot be captured: LibTorch's Adam, AdamW, Adagrad and LBFGS.
+  ///         that cannot be captured: LibTorch's Adam, AdamW, Adagrad and LBFGS, and ddp::optim's
+  ///         that are not fused.
   explicit CapturedStep(Step step, const CapturedStepOptions& options = {});
   ~CapturedStep();
   C10_DISABLE_COPY_AND_ASSIGN(CapturedStep);

@@ -3,14 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <ddp/detail/fused_step.h>
 #include <ddp/detail/zero_types.h>
+#include <ddp/elementwise_optimizers.h>
 #include <ddp/export.h>
+#include <ddp/lamb.h>
+#include <ddp/muon.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-/// Optimizers whose step is one kernel for all parameters of a device and dtype, as Python's with
-/// `fused=True`.
+/// Includes NAdam, RAdam, Adamax, Adadelta and Lion, LAMB, and Muon; they have headers of their
+/// own. Here: optimizers whose step is one kernel for all parameters of a device and dtype, as
+/// Python's with `fused=True`.
 ///
 /// They are LibTorch's optimizers with another step(): the same constructors, options, state and
 /// files, so that a run may change from one to the other. Parameters agree within the rounding of a

@@ -1,7 +1,7 @@
-// LibTorch's optimizers in one table: their types and names, which of them update each element on
-// its own, and their options and state. `visit_options(fields, options)` and `visit_state(fields,
-// state, options)` pass each value with its name in Python to `fields`, so that one list serves
-// saving, loading, comparing and dividing.
+// LibTorch's optimizers and this library's in one table: their types and names, which of them
+// update each parameter on its own, and their options and state. `visit_options(fields, options)`
+// and `visit_state(fields, state, options)` pass each value with its name in Python to `fields`, so
+// that one list serves saving, loading, comparing and dividing.
 #pragma once
 
 #include <tuple>
@@ -9,7 +9,10 @@
 #include <typeinfo>
 
 #include <ddp/detail/zero_types.h>
+#include <ddp/elementwise_optimizers.h>
 #include <ddp/fused_optimizer.h>
+#include <ddp/lamb.h>
+#include <ddp/muon.h>
 #include <torch/optim/lbfgs.h>
 
 namespace ddp {
@@ -20,10 +23,11 @@ struct OptimizerKind {
   using Optimizer = OptimizerType;
   using Options = typename detail::ZeroTypes<OptimizerType>::Options;
   using State = typename detail::ZeroTypes<OptimizerType>::State;
-  /// Whether it updates each element by that element's gradient and state alone.
-  static constexpr bool kIsElementwise = true;
+  /// Whether it updates each parameter by that parameter's gradient and state alone, and has
+  /// visit_options().
+  static constexpr bool kStepsEachParameter = true;
 
-  const char* name;  // of the class, in LibTorch and in Python
+  const char* name;  // of the class, in C++ and in Python
 };
 
 /// LBFGS looks at all gradients together, several times a step. It has no visit_options().
@@ -32,17 +36,25 @@ struct OptimizerKind<torch::optim::LBFGS> {
   using Optimizer = torch::optim::LBFGS;
   using Options = torch::optim::LBFGSOptions;
   using State = torch::optim::LBFGSParamState;
-  static constexpr bool kIsElementwise = false;
+  static constexpr bool kStepsEachParameter = false;
 
   const char* name;
 };
 
-inline constexpr std::tuple kOptimizerKinds{OptimizerKind<torch::optim::Adam>{"Adam"},
-                                            OptimizerKind<torch::optim::AdamW>{"AdamW"},
-                                            OptimizerKind<torch::optim::SGD>{"SGD"},
-                                            OptimizerKind<torch::optim::RMSprop>{"RMSprop"},
-                                            OptimizerKind<torch::optim::Adagrad>{"Adagrad"},
-                                            OptimizerKind<torch::optim::LBFGS>{"LBFGS"}};
+inline constexpr std::tuple kOptimizerKinds{
+    OptimizerKind<torch::optim::Adam>{"Adam"},
+    OptimizerKind<torch::optim::AdamW>{"AdamW"},
+    OptimizerKind<torch::optim::SGD>{"SGD"},
+    OptimizerKind<torch::optim::RMSprop>{"RMSprop"},
+    OptimizerKind<torch::optim::Adagrad>{"Adagrad"},
+    OptimizerKind<optim::NAdam>{"NAdam"},
+    OptimizerKind<optim::RAdam>{"RAdam"},
+    OptimizerKind<optim::Adamax>{"Adamax"},
+    OptimizerKind<optim::Adadelta>{"Adadelta"},
+    OptimizerKind<optim::Lion>{"Lion"},
+    OptimizerKind<optim::LAMB>{"LAMB"},
+    OptimizerKind<optim::Muon>{"Muon"},
+    OptimizerKind<torch::optim::LBFGS>{"LBFGS"}};
 
 /// Calls `use(kind)` for each row, until it returns true; returns whether it did.
 template <typename Use>
@@ -88,16 +100,37 @@ bool with_kind(torch::optim::OptimizerOptions& options, Use use) {
 }
 
 /// Whether the optimizer is none that looks at all gradients together; true for a program's own.
-inline bool is_elementwise(const torch::optim::Optimizer& optimizer) {
+inline bool steps_each_parameter(const torch::optim::Optimizer& optimizer) {
   return !any_optimizer_kind([&](const auto& kind) {
     using Kind = std::decay_t<decltype(kind)>;
-    return !Kind::kIsElementwise &&
+    return !Kind::kStepsEachParameter &&
            dynamic_cast<const typename Kind::Optimizer*>(&optimizer) != nullptr;
   });
 }
 
-// Options. `fixed`: an option that only Python has, with the one value that LibTorch implements.
-// `choice`: an option that chooses among Python's implementations of the same function.
+/// The base of a class that takes some fields of options and leaves the others out.
+struct NoFields {
+  template <typename Value>
+  void number(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void pair(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void triple(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void count(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void text(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void dtype(const char* /*name*/, Value&& /*value*/) {}
+  template <typename Value>
+  void flag(const char* /*name*/, Value&& /*value*/) {}
+  void fixed(const char* /*name*/, bool /*value*/) {}
+  void choice(const char* /*name*/) {}
+};
+
+// Options. `fixed`: an option that only Python has, with the one value that C++ implements.
+// `choice`: an option that chooses among Python's implementations of the same function. `dtype`: an
+// option that Python lacks.
 
 template <typename Fields, typename Options>
 void visit_adam_options(Fields& fields, Options& o, bool decoupled) {
@@ -164,7 +197,79 @@ void visit_options(Fields& fields, torch::optim::AdagradOptions& o) {
   fields.choice("fused");
 }
 
-// The state of a parameter. The options of its group decide which tensors a step needs.
+template <typename Fields>
+void visit_python_choices(Fields& fields) {
+  fields.fixed("maximize", false);
+  fields.choice("foreach");
+  fields.fixed("capturable", false);
+  fields.fixed("differentiable", false);
+}
+
+template <typename Fields, typename Options>
+void visit_betas_options(Fields& fields, Options& o) {
+  fields.number("lr", o.lr());
+  fields.pair("betas", o.betas());
+  fields.number("eps", o.eps());
+  fields.number("weight_decay", o.weight_decay());
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::NAdamOptions& o) {
+  visit_betas_options(fields, o);
+  fields.number("momentum_decay", o.momentum_decay());
+  fields.flag("decoupled_weight_decay", o.decoupled_weight_decay());
+  visit_python_choices(fields);
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::RAdamOptions& o) {
+  visit_betas_options(fields, o);
+  fields.flag("decoupled_weight_decay", o.decoupled_weight_decay());
+  visit_python_choices(fields);
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::AdamaxOptions& o) {
+  visit_betas_options(fields, o);
+  visit_python_choices(fields);
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::AdadeltaOptions& o) {
+  fields.number("lr", o.lr());
+  fields.number("rho", o.rho());
+  fields.number("eps", o.eps());
+  fields.number("weight_decay", o.weight_decay());
+  visit_python_choices(fields);
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::LionOptions& o) {
+  fields.number("lr", o.lr());
+  fields.pair("betas", o.betas());
+  fields.number("weight_decay", o.weight_decay());
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::LAMBOptions& o) {
+  visit_betas_options(fields, o);
+}
+
+template <typename Fields>
+void visit_options(Fields& fields, optim::MuonOptions& o) {
+  fields.number("lr", o.lr());
+  fields.number("weight_decay", o.weight_decay());
+  fields.number("momentum", o.momentum());
+  fields.flag("nesterov", o.nesterov());
+  fields.triple("ns_coefficients", o.ns_coefficients());
+  fields.number("eps", o.eps());
+  fields.count("ns_steps", o.ns_steps());
+  fields.text("adjust_lr_fn", o.adjust_lr_fn());
+  fields.dtype("ns_dtype", o.ns_dtype());
+}
+
+// The state of a parameter. `scalar`: a number that a step changes. The options of its group decide
+// which tensors a step needs.
 
 template <typename Fields, typename State, typename Options>
 void visit_adam_state(Fields& fields, State& s, const Options& o) {
@@ -207,6 +312,55 @@ void visit_state(
   (void)o;
   fields.step("step", s.step());
   fields.tensor("sum", s.sum(), /*is_required=*/true);
+}
+
+template <typename Fields, typename State>
+void visit_averages(Fields& fields, State& s) {
+  fields.step("step", s.step());
+  fields.tensor("exp_avg", s.exp_avg(), /*is_required=*/true);
+  fields.tensor("exp_avg_sq", s.exp_avg_sq(), /*is_required=*/true);
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::NAdamParamState& s, const optim::NAdamOptions& /*o*/) {
+  visit_averages(fields, s);
+  fields.scalar("mu_product", s.mu_product());
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::RAdamParamState& s, const optim::RAdamOptions& /*o*/) {
+  visit_averages(fields, s);
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::LAMBParamState& s, const optim::LAMBOptions& /*o*/) {
+  visit_averages(fields, s);
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::AdamaxParamState& s, const optim::AdamaxOptions& /*o*/) {
+  fields.step("step", s.step());
+  fields.tensor("exp_avg", s.exp_avg(), /*is_required=*/true);
+  fields.tensor("exp_inf", s.exp_inf(), /*is_required=*/true);
+}
+
+template <typename Fields>
+void visit_state(
+    Fields& fields, optim::AdadeltaParamState& s, const optim::AdadeltaOptions& /*o*/) {
+  fields.step("step", s.step());
+  fields.tensor("square_avg", s.square_avg(), /*is_required=*/true);
+  fields.tensor("acc_delta", s.acc_delta(), /*is_required=*/true);
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::LionParamState& s, const optim::LionOptions& /*o*/) {
+  fields.step("step", s.step());
+  fields.tensor("exp_avg", s.exp_avg(), /*is_required=*/true);
+}
+
+template <typename Fields>
+void visit_state(Fields& fields, optim::MuonParamState& s, const optim::MuonOptions& /*o*/) {
+  fields.tensor("momentum_buffer", s.momentum_buffer(), /*is_required=*/true);
 }
 
 template <typename Fields>

@@ -8,8 +8,9 @@
 namespace ddp {
 
 /// This rank's state: a list of pieces, each a tuple of the parameter's number in the optimizer's
-/// groups, the first element in the order of its memory, the count of steps, and a list of tensors,
-/// None where there is none. The tensors may be the live ones.
+/// groups, the first element in the order of its memory, a list of the count of steps and the
+/// state's other number, 0 where there is none, and a list of tensors, None where there is none.
+/// The tensors may be the live ones.
 c10::IValue own_shard(const ZeroRedundancyOptimizerBase& optimizer);
 
 /// Takes from a shard, of any cut, the elements that this rank steps. What no shard has keeps the

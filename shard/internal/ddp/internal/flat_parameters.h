@@ -20,18 +20,26 @@ struct ShardPiece {
 
 /// Tensors one after another in a flat one, which is cut into a shard for each rank: with shards of
 /// n elements, rank r has elements [r * n, (r + 1) * n). Elements after the last tensor are
-/// padding.
+/// padding; where tensors stay whole, those after the last tensor of each shard.
 struct FlatLayout {
   /// \param numels  the tensors' numbers of elements.
   /// \param multiple  that the elements of a shard are of; of 4 itself.
   FlatLayout(const std::vector<int64_t>& numels, int ranks, int64_t multiple = 4);
 
+  /// The layout of tensors that stay whole, each in one shard, so that the largest shard is small.
+  ///
+  /// \param loads  by rank: elements that it has elsewhere; where tensors fit several ranks alike,
+  ///        the least loaded one gets them. Gets the elements of this layout added.
+  static FlatLayout of_whole_tensors(
+      const std::vector<int64_t>& numels, std::vector<int64_t>& loads);
+
   /// Elements of the flat tensor, with padding.
   int64_t numel() const { return shard_numel * ranks; }
-  int64_t padding() const { return numel() - offsets.back(); }
+  int64_t padding() const;
   std::vector<ShardPiece> pieces(int rank) const;
 
-  std::vector<int64_t> offsets;  // by tensor: its first element; and the end of the last tensor
+  std::vector<int64_t> numels;
+  std::vector<int64_t> offsets;  // by tensor: its first element
   int ranks;
   int64_t shard_numel;
 };
@@ -42,6 +50,9 @@ class FlatParameters {
  public:
   /// Moves the parameters' values into the whole. Communicates nothing.
   FlatParameters(ProcessGroup group, std::vector<at::Tensor> parameters);
+  /// The same with whole parameters in each shard; FlatLayout::of_whole_tensors().
+  FlatParameters(
+      ProcessGroup group, std::vector<at::Tensor> parameters, std::vector<int64_t>& loads);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
@@ -63,6 +74,8 @@ class FlatParameters {
   c10::intrusive_ptr<c10d::Work> gather_async();
 
  private:
+  FlatParameters(ProcessGroup group, std::vector<at::Tensor> parameters, FlatLayout layout);
+
   ProcessGroup group_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;

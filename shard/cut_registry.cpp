@@ -1,4 +1,4 @@
-#include "sharded/cut_registry.h"
+#include <ddp/internal/cut_registry.h>
 
 #include <iterator>
 #include <map>

@@ -1,0 +1,47 @@
+#include <ddp/lamb.h>
+
+#include <cmath>
+#include <utility>
+
+#include <ATen/Functions.h>
+
+#include "optim/listed_optimizer.h"
+
+DDP_BATCHED_OPTIMIZER(ddp::optim::LAMBOptions, ddp::optim::LAMBParamState)
+
+namespace ddp::optim {
+
+at::Tensor LAMB::step(LossClosure closure) {
+  detail::check_are_whole(
+      "ddp::optim::LAMB", *this,
+      "Take an optimizer that updates each element on its own, as ddp::optim::AdamW, or a "
+      "ZeroRedundancyOptimizer of LAMB.");
+  return BatchedOptimizer::step(std::move(closure));
+}
+
+void LAMB::step_batch(const LAMBOptions& options, const Batch& batch) {
+  const auto step = static_cast<double>(batch.step);
+  const auto [beta1, beta2] = options.betas();
+  const auto averages = batch.each([](auto& s) -> auto& { return s.exp_avg(); });
+  const auto squares = batch.each([](auto& s) -> auto& { return s.exp_avg_sq(); });
+  at::_foreach_lerp_(averages, batch.gradients, 1 - beta1);
+  at::_foreach_mul_(squares, beta2);
+  at::_foreach_addcmul_(squares, batch.gradients, batch.gradients, 1 - beta2);
+  auto denominators = at::_foreach_div(squares, 1 - std::pow(beta2, step));
+  at::_foreach_sqrt_(denominators);
+  at::_foreach_add_(denominators, options.eps());
+  auto updates = at::_foreach_div(averages, 1 - std::pow(beta1, step));
+  at::_foreach_div_(updates, denominators);
+  if (options.weight_decay() != 0) {
+    at::_foreach_add_(updates, batch.parameters, options.weight_decay());
+  }
+  // On the parameters' device: no step waits for a GPU.
+  const auto of_parameters = at::stack(at::_foreach_norm(batch.parameters));
+  const auto of_updates = at::stack(at::_foreach_norm(updates));
+  const auto ratios =
+      at::where(of_parameters.gt(0).logical_and(of_updates.gt(0)), of_parameters / of_updates, 1.0);
+  at::_foreach_mul_(updates, ratios.to(of_parameters.scalar_type()).unbind());
+  at::_foreach_add_(batch.parameters, updates, -options.lr());
+}
+
+}  // namespace ddp::optim

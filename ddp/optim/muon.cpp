@@ -1,0 +1,171 @@
+#include <ddp/muon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ddp/internal/cut_parameters.h>
+#include <ddp/parameter_layout.h>
+
+#include "optim/listed_optimizer.h"
+#include "optim/matrix_exchange.h"
+#include "optim/orthogonalize.h"
+
+DDP_LISTED_OPTIMIZER(ddp::optim::MuonOptions, ddp::optim::MuonParamState)
+
+namespace ddp {
+
+// The operations of Python's, in their order, so that bits agree.
+at::Tensor orthogonalize(const at::Tensor& update, const optim::MuonOptions& options) {
+  const auto [a, b, c] = options.ns_coefficients();
+  const bool is_tall = update.size(0) > update.size(1);
+  auto matrix = update.to(options.ns_dtype(), /*non_blocking=*/false, /*copy=*/true);
+  if (is_tall) matrix = matrix.t();
+  matrix.div_(matrix.norm().clamp_min(options.eps()));
+  for (int64_t i = 0; i < options.ns_steps(); ++i) {
+    const auto gram = matrix.mm(matrix.t());
+    const auto polynomial = at::addmm(gram, gram, gram, /*beta=*/b, /*alpha=*/c);
+    matrix = at::addmm(matrix, polynomial, matrix, /*beta=*/a);
+  }
+  return is_tall ? matrix.t() : matrix;
+}
+
+double adjusted_rate(const optim::MuonOptions& options, int64_t rows, int64_t columns) {
+  const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
+  const bool matches_rms = options.adjust_lr_fn().value_or("") == "match_rms_adamw";
+  return options.lr() *
+         (matches_rms ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c)));
+}
+
+namespace optim {
+namespace {
+
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+/// \throws c10::ValueError  a parameter that is no matrix.
+void check_are_matrices(const Groups& groups) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& p : groups[g].params()) {
+      DDP_CHECK_VALUE(
+          p.dim() == 2, "ddp::optim::Muon: expected parameters of two dimensions, got one of ",
+          p.sizes(), " in group ", g,
+          ". Step it with another optimizer, as AdamW; split_for_muon() tells them apart.");
+    }
+  }
+}
+
+bool is_matrix(const ParameterLayout& layout) { return layout.sizes.size() == 2; }
+
+Groups all_matrices_of(const torch::nn::Module& model) {
+  Groups groups;
+  groups.emplace_back(split_for_muon(model).matrices);
+  return groups;
+}
+
+}  // namespace
+
+MuonSplit split_for_muon(const torch::nn::Module& model) {
+  MuonSplit split;
+  for (const auto& layout : layouts_of(model)) {
+    if (!layout.local.requires_grad()) continue;
+    (is_matrix(layout) ? split.matrices : split.others).push_back(layout.local);
+  }
+  return split;
+}
+
+/// The matrices that ranks step together.
+class Muon::Together {
+ public:
+  Together(const torch::nn::Module& model, const Groups& groups) : exchanges_(model, groups) {}
+
+  /// Makes the updates orthogonal, of which there may be none where a gradient is missing, and
+  /// calls `apply` with each parameter and this rank's elements of the result.
+  template <typename Average, typename Apply>
+  void step(Groups& groups, const Average& average, const Apply& apply) {
+    for (auto& [key, jobs] : exchanges_.jobs_of(groups)) {
+      for (auto& job : jobs) {
+        if (job.parameter.grad().defined()) job.update = average(*job.options, job.parameter);
+      }
+      exchanges_.orthogonalize(jobs);
+      for (const auto& job : jobs) {
+        if (job.update.defined()) apply(job);
+      }
+    }
+  }
+
+ private:
+  MatrixExchanges exchanges_;
+};
+
+Muon::Muon(const Groups& groups, const MuonOptions& defaults) : ListedOptimizer(groups, defaults) {
+  check_are_matrices(groups);
+}
+
+Muon::Muon(std::vector<at::Tensor> parameters, const MuonOptions& defaults)
+    : Muon(Groups{torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
+
+Muon::Muon(const torch::nn::Module& model, const MuonOptions& defaults)
+    : Muon(model, all_matrices_of(model), defaults) {}
+
+Muon::Muon(const torch::nn::Module& model, const Groups& groups, const MuonOptions& defaults)
+    : ListedOptimizer(groups, defaults), together_(std::make_unique<Together>(model, groups)) {}
+
+Muon::Muon(const Groups& groups, detail::WholeTensors places, const MuonOptions& defaults)
+    : ListedOptimizer(groups, defaults), places_(std::move(places)) {}
+
+Muon::~Muon() = default;
+
+// The parameter's tensor as a matrix.
+at::Tensor Muon::shaped(const at::Tensor& parameter, const at::Tensor& tensor) const {
+  const auto place = places_.find(parameter.unsafeGetTensorImpl());
+  return place == places_.end() ? tensor
+                                : tensor.as_strided(place->second.sizes, place->second.strides);
+}
+
+// The update before it is made orthogonal.
+at::Tensor Muon::averaged(const MuonOptions& options, const at::Tensor& parameter) {
+  auto& momentum = state_of(parameter).momentum_buffer();
+  const auto& gradient = parameter.grad();
+  if (!momentum.defined()) momentum = at::zeros_like(gradient);
+  momentum.lerp_(gradient, 1 - options.momentum());
+  return options.nesterov() ? gradient.lerp(momentum, options.momentum()) : momentum;
+}
+
+void Muon::step_alone(const MuonOptions& options, const at::Tensor& parameter) {
+  const auto update = shaped(parameter, averaged(options, parameter));
+  const auto orthogonal = orthogonalize(update, options);
+  parameter.mul_(1 - options.lr() * options.weight_decay());
+  const double rate = adjusted_rate(options, update.size(0), update.size(1));
+  shaped(parameter, parameter).add_(orthogonal, -rate);
+}
+
+at::Tensor Muon::step(LossClosure closure) {
+  const auto loss = detail::loss_of(closure);
+  const c10::NoGradGuard no_grad;
+  detail::check_gradients("ddp::optim::Muon", *this);
+  if (together_) {
+    together_->step(
+        param_groups(),
+        [this](const MuonOptions& options, const at::Tensor& p) { return averaged(options, p); },
+        [](const MatrixJob& job) {
+          const auto& options = *job.options;
+          job.parameter.mul_(1 - options.lr() * options.weight_decay());
+          job.own_elements().add_(
+              job.update, -adjusted_rate(options, job.matrix->rows, job.matrix->columns));
+        });
+    return loss;
+  }
+  detail::check_are_whole(
+      "ddp::optim::Muon", *this, "Make it from the model: ddp::optim::Muon(*model, options).");
+  for (auto& group : param_groups()) {
+    const auto& options = static_cast<const MuonOptions&>(group.options());
+    for (const auto& p : group.params()) {
+      if (p.grad().defined()) step_alone(options, p);
+    }
+  }
+  return loss;
+}
+
+}  // namespace optim
+}  // namespace ddp
