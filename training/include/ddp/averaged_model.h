@@ -110,7 +110,7 @@ class DDP_API AveragedModel : public torch::nn::Module, public ShardedModule {
   ///         apply().
   ///
   /// Collective: no. Cost: reads the model, and reads and writes the averages; on a device one
-  ///   foreach kernel for each dtype.
+  ///   foreach operator for each dtype.
   void update();
   /// The same, by Python's name.
   void update_parameters() { update(); }
