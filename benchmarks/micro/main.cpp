@@ -15,9 +15,25 @@ int main(int argc, char** argv) {
   CLI::App app("What single parts of ddp cost. Ranks come from ddprun, where one is not enough.");
   app.require_subcommand(1);
   for (const auto add :
-       {add_call_history, add_checkpoint, add_diloco, add_elastic, add_hooks, add_join,
-        add_messages, add_mixed_precision, add_muon, add_offload, add_optimizers, add_prefetch,
-        add_profiler, add_recompute, add_sampler, add_store, add_stream, add_tensor_collectives,
+       {add_averaged_model,
+        add_call_history,
+        add_checkpoint,
+        add_diloco,
+        add_elastic,
+        add_hooks,
+        add_join,
+        add_messages,
+        add_mixed_precision,
+        add_muon,
+        add_offload,
+        add_optimizers,
+        add_prefetch,
+        add_profiler,
+        add_recompute,
+        add_sampler,
+        add_store,
+        add_stream,
+        add_tensor_collectives,
         add_zero}) {
     add(app);
   }

@@ -6,6 +6,7 @@
 namespace benchmarks {
 
 /// Adds a subcommand with its options; parsing it runs the benchmark, which prints its results.
+void add_averaged_model(CLI::App& app);
 void add_call_history(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_diloco(CLI::App& app);

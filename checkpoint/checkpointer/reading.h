@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <ddp/internal/checkpoint_part.h>
+#include <ddp/internal/module_tensors.h>
 #include "checkpointer/sharded_parts.h"
-#include "parts/module_tensors.h"
 
 namespace ddp {
 

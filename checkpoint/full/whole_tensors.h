@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include "parts/module_tensors.h"
+#include <ddp/internal/module_tensors.h>
 #include "shards/layout.h"
 #include "tensors/tensor_file.h"
 

@@ -13,7 +13,7 @@
 #include <ddp/sharded_tensor.h>
 
 #include <ddp/internal/checkpoint_part.h>
-#include "parts/module_tensors.h"
+#include <ddp/internal/module_tensors.h>
 
 namespace ddp::detail {
 

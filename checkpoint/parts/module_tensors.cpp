@@ -1,4 +1,4 @@
-#include "parts/module_tensors.h"
+#include <ddp/internal/module_tensors.h>
 
 #include <optional>
 #include <utility>

@@ -25,6 +25,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
          "--lr", options.lr,
          "Highest learning rate for steps of 128 images; it grows with the images of all ranks")
       ->check(kPositiveFinite);
+  app.add_option(
+         "--ema", options.ema,
+         "Decay of an average of the weights, which is tested and saved; 0: none. Try 0.999")
+      ->check(between(0.0, 1.0));
   app.add_option("--seed", options.seed, "Seed of the weights, the order and the crops")
       ->check(between<int64_t>(0, INT64_MAX));
   app.add_option("--workers", options.workers, "Threads per rank that prepare batches")

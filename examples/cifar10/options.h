@@ -16,6 +16,7 @@ struct Options {
   int64_t epochs = 20;
   size_t batch_size = 32;  // per rank
   double lr = 0.2;         // for 128 images a step, over all ranks
+  double ema = 0;          // decay of the average of weights that is tested; 0: none
   int64_t seed = 1;
   int workers = 1;  // loader threads per rank
   bool sync_batch_norm = false;

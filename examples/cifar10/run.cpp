@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/process_group.h>
-#include <ddp/state_dict.h>
 #include <torch/utils.h>
 
 #include "../common/checkpoints.h"
@@ -80,7 +79,7 @@ void run(const Options& options, examples::Progress& progress) {
   report_equal_replicas(progress);
   if (!options.save.empty()) {
     examples::on_all_ranks([&] {
-      if (ddp::is_main()) ddp::save_state_dict(*training.model(), options.save);
+      if (ddp::is_main()) training.save(options.save);
     });
     progress.line("saved: " + options.save);
   }

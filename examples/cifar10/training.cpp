@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/autocast.h>
+#include <ddp/state_dict.h>
 
 namespace cifar10 {
 namespace {
@@ -69,9 +70,15 @@ Training::Training(
           std::move(net), ddp::DistributedDataParallelOptions().process_group(group_).bucket_cap_mb(
                               options.bucket_cap_mb)),
       optimizer_(model_->parameters(), sgd(options)) {
+  if (options.ema > 0) {
+    const auto average =
+        ddp::AveragedModelOptions().ema(options.ema).warmup(true).use_buffers(true);
+    average_.emplace(*model_->module(), average);
+  }
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(options.checkpoint, ddp::CheckpointerOptions().process_group(group_));
   checkpointer_->add("model", model_).add("optimizer", optimizer_);
+  if (average_) checkpointer_->add("ema", *average_);
   checkpointer_->add("sampler", sampler_).add("step", step_).add_per_rank("tally", tally_);
 }
 
@@ -100,6 +107,7 @@ examples::Tally Training::epoch(
     const auto prediction = predict(model_, images, labels, options_.amp);
     prediction.loss.backward();
     optimizer_.step();
+    if (average_) average_->update();
     tally_ += prediction.tally;
     sampler_.consume(batch.indices.size());  // the loader draws ahead
     ++step_;
@@ -110,6 +118,18 @@ examples::Tally Training::epoch(
 }
 
 examples::Tally Training::evaluate(const examples::LabeledImages& images) {
+  if (!average_) return test(images);
+  const auto guard = average_->apply();  // until the images are tested
+  return test(images);
+}
+
+void Training::save(const std::string& file) {
+  if (!average_) return ddp::save_state_dict(*model_, file);
+  const auto guard = average_->apply();
+  ddp::save_state_dict(*model_, file);
+}
+
+examples::Tally Training::test(const examples::LabeledImages& images) {
   constexpr size_t kBatch = 256;
   const c10::NoGradGuard no_grad;
   auto& net = model_->module();

@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
+#include <ddp/averaged_model.h>
 #include <ddp/checkpointer.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/prefetch.h>
@@ -41,6 +43,8 @@ class Training {
 
   /// Tallies this rank's part of other images; together the ranks count each exactly once.
   examples::Tally evaluate(const examples::LabeledImages& images);
+  /// Writes the weights that evaluate() tests.
+  void save(const std::string& file);
 
   ddp::DistributedDataParallel<Net>& model() { return model_; }
   /// How many steps of an epoch are done that is not over.
@@ -52,6 +56,7 @@ class Training {
   using Loader = torch::data::StatelessDataLoader<Images, ddp::DistributedSampler>;
 
   at::Tensor input(const at::Tensor& images);
+  examples::Tally test(const examples::LabeledImages& images);
 
   const Options options_;
   const ddp::ProcessGroup group_;
@@ -61,6 +66,7 @@ class Training {
   std::shared_ptr<ddp::PrefetchLoader<std::unique_ptr<Loader>, Augmentation>> loader_;
   ddp::DistributedDataParallel<Net> model_;
   torch::optim::SGD optimizer_;
+  std::optional<ddp::AveragedModel> average_;
   int64_t step_ = 0;       // of the current epoch
   examples::Tally tally_;  // of the current epoch
   // After the members that it saves, so that its destructor finishes the last save before theirs.

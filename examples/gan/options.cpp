@@ -21,6 +21,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.add_option("--batch-size", options.batch_size, "Images per rank and step")
       ->check(between<size_t>(1, 1000000));
   app.add_option("--lr", options.lr, "Learning rate of both networks")->check(kPositiveFinite);
+  app.add_option(
+         "--ema", options.ema,
+         "Decay of an average of the generator, which makes the samples; 0: none. Try 0.99")
+      ->check(between(0.0, 1.0));
   app.add_option("--seed", options.seed, "Seed of the weights, the order and the noise")
       ->check(between<int64_t>(0, INT64_MAX));
   app.add_option(

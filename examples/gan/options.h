@@ -15,6 +15,7 @@ struct Options {
   int64_t epochs = 40;
   size_t batch_size = 16;  // per rank
   double lr = 0.002;
+  double ema = 0;  // decay of the average that makes the samples; 0: none
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   std::string data = GAN_DEFAULT_DATA;

@@ -80,7 +80,11 @@ Training::Training(
       generator_(networks.generator, wrapper_options(group.get())),
       discriminator_(networks.discriminator, wrapper_options(group.get())),
       generator_optimizer_(generator_->parameters(), adam(options)),
-      discriminator_optimizer_(discriminator_->parameters(), adam(options)) {}
+      discriminator_optimizer_(discriminator_->parameters(), adam(options)) {
+  if (options.ema == 0) return;
+  const auto average = ddp::AveragedModelOptions().ema(options.ema).warmup(true).use_buffers(true);
+  average_.emplace(*generator_->module(), average);
+}
 
 Losses Training::epoch(int64_t epoch, const std::function<void(int64_t, int64_t)>& on_step) {
   sampler_.set_epoch(static_cast<size_t>(epoch));
@@ -129,10 +133,17 @@ double Training::generator_step(const at::Tensor& fake) {
   const auto loss = loss_where(true, discriminator_->forward(fake));
   loss.backward();
   generator_optimizer_.step();
+  if (average_) average_->update();
   return loss.item<double>();
 }
 
 at::Tensor Training::sample(const at::Tensor& noise) {
+  if (!average_) return generate(noise);
+  const auto guard = average_->apply();  // until the samples are there
+  return generate(noise);
+}
+
+at::Tensor Training::generate(const at::Tensor& noise) {
   const c10::NoGradGuard no_grad;
   auto& generator = generator_->module();
   generator->eval();

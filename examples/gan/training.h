@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Generator.h>
+#include <ddp/averaged_model.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/sampler.h>
 #include <torch/data/dataloader.h>
@@ -62,7 +64,8 @@ class Training {
   /// Collective: yes.
   Losses step(const at::Tensor& real, const at::Tensor& noise);
 
-  /// Makes images of `noise`; an image does not depend on the rest of the batch. Collective: no.
+  /// Makes images of `noise`, with the averages of --ema; an image does not depend on the rest of
+  /// the batch. Collective: no.
   at::Tensor sample(const at::Tensor& noise);
 
   /// \throws c10::Error  a network or an optimizer differs on some rank. Collective: yes.
@@ -76,6 +79,7 @@ class Training {
 
   double discriminator_step(const at::Tensor& real, const at::Tensor& fake);
   double generator_step(const at::Tensor& fake);
+  at::Tensor generate(const at::Tensor& noise);
 
   const Options options_;
   ddp::DistributedSampler sampler_;
@@ -85,6 +89,7 @@ class Training {
   Model discriminator_;
   torch::optim::Adam generator_optimizer_;
   torch::optim::Adam discriminator_optimizer_;
+  std::optional<ddp::AveragedModel> average_;  // of the generator
 };
 
 }  // namespace gan

@@ -166,6 +166,7 @@ class Reference {
       if (step + 1 == program_.number("steps")) {
         averages_.finish(of_all());
         for (size_t rank = 0; rank < copies_.size(); ++rank) note_values("end", rank);
+        if (program_.has("average")) note_weights();
       }
       give_to_ranks(step);
     }
@@ -242,6 +243,7 @@ class Reference {
     for (size_t rank = 1; rank < copies_.size() && !drifts(program_); ++rank)
       Copies::copy(copies_.net(), copies_.net(rank), false);
     if (program_.is("training", "averager|diloco")) averages_.after_step(step, of_all());
+    if (program_.has("average")) average_weights();
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
       if (active(step, rank)) note_values(std::to_string(step), rank);
       if (!program_.has("drawing")) continue;
@@ -491,6 +493,39 @@ class Reference {
     }
   }
 
+  /// By the definitions of the means.
+  void average_weights() {
+    const torch::NoGradGuard no_grad;
+    weights_.resize(steppers());
+    const auto n = static_cast<double>(updates_++);
+    double share = 0.25;  // of the new values
+    if (program_.is("average", "mean")) share = 1 / (n + 1);
+    if (program_.is("average", "warmup")) share = 1 - std::min(0.9, (1 + n) / (10 + n));
+    for (size_t rank = 0; rank < weights_.size(); ++rank) {
+      auto& own = weights_[rank];
+      const auto parameters = copies_.parameters(rank);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (i == own.size()) own.push_back(parameters[i].detach().clone());
+        own[i].add_((parameters[i] - own[i]) * (n == 0 ? 1 : share));
+        noise_.add(own[i], precision_.of_parameters);
+      }
+    }
+  }
+  void note_weights() {
+    for (size_t rank = 0; rank < copies_.size(); ++rank) {
+      const auto named = copies_.net(stepper_of(rank)).named_parameters();
+      const auto parameters = copies_.parameters(stepper_of(rank));
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        for (const auto& item : named) {
+          if (item.value().is_same(parameters[i]))
+            note(
+                records_[rank], "end with averages parameter " + item.key(),
+                weights_[stepper_of(rank)][i]);
+        }
+      }
+    }
+  }
+
   const Program& program_;
   const Precision precision_;
   Noise noise_;
@@ -498,6 +533,8 @@ class Reference {
   Averages averages_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;  // of each copy that steps
   std::vector<double> scales_;
+  std::vector<std::vector<at::Tensor>> weights_;  // averages of the parameters of each copy
+  int updates_ = 0;
   at::Tensor extra_ = values(3, {2}).requires_grad_();
   std::map<size_t, int64_t> counted_;  // samples since the last averaged pass
   std::vector<int64_t> samples_;       // of the averaged pass

@@ -238,6 +238,7 @@ void RankRun::build() {
   }
   if (!optimizer) optimizer = training->make_optimizer();
   if (program.has("schedule_of_rate")) make_schedule(*this);
+  if (program.has("average")) make_average();
   if (program.is("stepping", "in_backward")) {
     trace.say("model->step_in_backward(optimizer_pointer);");
     dynamic_cast<DistributedDataParallelBase&>(training->wrapper()).step_in_backward(optimizer);
@@ -286,6 +287,8 @@ void RankRun::run() {
     if (schedule)
       trace.say("checkpointer.add(\"schedule\", *schedule);"),
           checkpointer->add("schedule", *schedule);
+    if (average)
+      trace.say("checkpointer.add(\"average\", average);"), checkpointer->add("average", *average);
     if (first_step > 0) {
       trace.say("checkpointer.load_latest();");
       TORCH_CHECK(checkpointer->load_latest(), "the checkpoint is lost");
@@ -316,7 +319,11 @@ void RankRun::run() {
     trace.say("checkpointer.wait();");
     checkpointer->wait();
   }
-  if (last_step() == program.number("steps")) training->finish(), note_values("end"), say_sums();
+  if (last_step() < program.number("steps")) return;
+  training->finish();
+  note_values("end");
+  if (average) note_average();
+  say_sums();
 }
 
 void RankRun::run_step(int step) {
@@ -377,6 +384,10 @@ void RankRun::run_step(int step) {
   }
   training->after_step();
   if (schedule) DDP_DO(trace, schedule->step());
+  if (average) {
+    trace.say("average.update();");
+    average->update();
+  }
   note_values(std::to_string(step));
   if (program.has("drawing")) draw_in_turn(*this, step);
   between(step);
@@ -584,6 +595,25 @@ void RankRun::say_sums() {
   trace.say(
       "Sums sums; for (const auto& item : net->named_parameters()) sums[plain_name(item.key())] = "
       "checksum(item.value()); return sums;");
+}
+
+void RankRun::make_average() {
+  AveragedModelOptions options;
+  std::string text = "AveragedModelOptions()";
+  if (program.is("average", "ema")) options.ema(0.75), text += ".ema(0.75)";
+  if (program.is("average", "mean")) options.swa(), text += ".swa()";
+  if (program.is("average", "warmup"))
+    options.ema(0.9).warmup(true), text += ".ema(0.9).warmup(true)";
+  trace.say("AveragedModel average(*model, " + text + ");");
+  average = std::make_unique<AveragedModel>(training->wrapper(), options);
+}
+
+/// The parameters while the model has the averages.
+void RankRun::note_average() {
+  trace.say("{ const auto guard = average.apply(); }");
+  const auto guard = average->apply();
+  for (const auto& [name, value] : training->whole())
+    note(record, "end with averages parameter " + name, value.detach().clone());
 }
 
 void RankRun::note_values(const std::string& when) {

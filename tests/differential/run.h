@@ -114,6 +114,7 @@ class RankRun {
   ProcessGroup region;  ///< where ranks average gradients with some others alone
   std::shared_ptr<LRScheduler> schedule;
   std::vector<std::shared_ptr<LRScheduler>> parts_of_schedule;
+  std::unique_ptr<AveragedModel> average;
   std::set<std::string> parameters;      ///< the names of all, also of those on other ranks
   std::set<std::string> parameters_cut;  ///< of layers of which other ranks have a part
   std::unique_ptr<GradScaler> scaler;
@@ -130,6 +131,8 @@ class RankRun {
  private:
   void build();
   void make_scaler();
+  void make_average();
+  void note_average();
   void run_step(int step);
   void run_passes(int step);
   void forward(int step, int batch);

@@ -57,7 +57,7 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
   const TemporaryFolder folder, checkpoints, killed;
   const auto data = draw_into(folder);
   const auto weights = folder.file("weights.pt");
-  const Lines same_run = GENERATE(Lines{}, Lines{"--amp", "--sync-batch-norm"});
+  const Lines same_run = GENERATE(Lines{}, Lines{"--amp", "--sync-batch-norm", "--ema", "0.9"});
   const auto train = [&](Lines more) {
     Lines arguments{"--data", data, "--epochs", "3"};
     arguments.insert(arguments.end(), same_run.begin(), same_run.end());

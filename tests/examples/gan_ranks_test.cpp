@@ -71,7 +71,7 @@ TEST_CASE("each option of gan reaches its field", "[examples][pure]") {
   std::ostringstream help;
   const auto options = parse_gan(
       {"--epochs", "3", "--batch-size", "8", "--lr", "0.5", "--seed", "7", "--backend", "gloo",
-       "--data", "/d", "--picture", "p.pgm"},
+       "--data", "/d", "--picture", "p.pgm", "--ema", "0.25"},
       help);
   REQUIRE(options);
   CHECK(options->epochs == 3);
@@ -81,6 +81,7 @@ TEST_CASE("each option of gan reaches its field", "[examples][pure]") {
   CHECK(options->backend == "gloo");
   CHECK(options->data == "/d");
   CHECK(options->picture == "p.pgm");
+  CHECK(options->ema == 0.25);
   CHECK_FALSE(parse_gan({"--help"}, help));
   CHECK_THAT(help.str(), ContainsText("--picture"));
   for (const char* option : {"--epochs", "--batch-size", "--lr"}) {
@@ -256,6 +257,36 @@ TEST_CASE("a training of both networks is repeatable to the bit", "[examples][ra
   CHECK(all_equal(first[0], first[1]));  // including BatchNorm's statistics
   CHECK(all_equal(train(1)[0], first[0]));
   CHECK_FALSE(all_equal(train(2)[0], first[0]));
+}
+
+TEST_CASE(
+    "samples of --ema are the averages', and training goes on from its own", "[examples][ranks]") {
+  const auto images = digits();
+  const auto real = to_input(images.images.narrow(0, 0, 8), 8).to(at::kDouble);
+  const auto networks = equal_networks(4, {});
+  const auto run = [&](double ema, size_t first) {
+    return run_ranks<Tensors>(2, [&, ema, first](const Rank& self) {
+      Options options;
+      options.ema = ema;
+      const auto& own = networks[first + static_cast<size_t>(self.rank)];
+      Training training(options, own, images, self.group);
+      auto random = make_random_generator(1, 0);
+      for (int step = 0; step < 3; ++step) {
+        training.step(real, draw_noise(8, random).to(at::kDouble));
+      }
+      Tensors results{training.sample(draw_noise(4, random))};
+      training.generator()->train();
+      for (const auto& tensor : state_of(own)) results.push_back(tensor);
+      return results;
+    });
+  };
+  auto plain = run(0, 0);
+  auto averaged = run(0.9, 2);
+  CHECK(at::equal(averaged[0][0], averaged[1][0]));
+  CHECK_FALSE(at::allclose(averaged[0][0], plain[0][0]));
+  plain[0].erase(plain[0].begin());
+  averaged[0].erase(averaged[0].begin());
+  CHECK(all_equal(averaged[0], plain[0]));
 }
 
 }  // namespace gan

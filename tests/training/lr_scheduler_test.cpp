@@ -38,6 +38,13 @@ TEST_CASE("a schedule refuses options out of range", "[pure][errors]") {
   refuses("start_factor <= 1, got 0", [&] { LinearLR(sgd, LinearLROptions().start_factor(0)); });
   refuses("end_factor <= 1, got 1.5", [&] { LinearLR(sgd, LinearLROptions().end_factor(1.5)); });
   refuses("total_iters >= 1, got 0", [&] { LinearLR(sgd, LinearLROptions().total_iters(0)); });
+  refuses("factor <= 1, got 0", [&] { ConstantLR(sgd, ConstantLROptions().factor(0)); });
+  refuses("total_iters >= 1, got 0", [&] { ConstantLR(sgd, ConstantLROptions().total_iters(0)); });
+  refuses(
+      "total_iters >= 1, got 0", [&] { PolynomialLR(sgd, PolynomialLROptions().total_iters(0)); });
+  refuses("MultiplicativeLR: expected a function for lr_lambda", [&] {
+    MultiplicativeLR(sgd, MultiplicativeLR::Lambda());
+  });
   refuses("T_max >= 1, got 0", [&] { CosineAnnealingLR(sgd, CosineAnnealingLROptions()); });
   refuses("expected one max_lr, or one for each of the 2 parameter groups, got 0", [&] {
     OneCycleLR(sgd, OneCycleLROptions().total_steps(5));
@@ -55,10 +62,62 @@ TEST_CASE("a schedule refuses options out of range", "[pure][errors]") {
       "got \"sine\"", [&] { OneCycleLR(sgd, OneCycleLROptions(0.1, 10).anneal_strategy("sine")); });
 }
 
+TEST_CASE(
+    "a schedule with cycles, or for averages, refuses options out of range", "[pure][errors]") {
+  auto sgd = make_sgd(2);
+  const auto refuses = [&](const std::string& text, const auto& make) {
+    CAPTURE(text);
+    const auto error = error_of([&] { make(); });
+    CHECK(error.find(text) != std::string::npos);
+    CHECK(sgd.param_groups()[0].options().get_lr() == 0.1);
+  };
+  using Restarts = CosineAnnealingWarmRestarts;
+  using RestartsOptions = CosineAnnealingWarmRestartsOptions;
+  refuses("T_0 >= 1, got 0", [&] { Restarts(sgd, RestartsOptions()); });
+  refuses("T_mult >= 1, got 0", [&] { Restarts(sgd, RestartsOptions(2).T_mult(0)); });
+  refuses("an epoch >= 0, got -1", [&] { Restarts(sgd, 2).step(-1); });
+  refuses("expected one base_lr, or one for each of the 2 parameter groups, got 3", [&] {
+    CyclicLR(sgd, CyclicLROptions({1, 2, 3}, 4));
+  });
+  refuses("step_size_up >= 1 and step_size_down >= 0, got 0 and 0", [&] {
+    CyclicLR(sgd, CyclicLROptions(0.1, 0.2).step_size_up(0));
+  });
+  refuses("got \"square\"", [&] { CyclicLR(sgd, CyclicLROptions(0.1, 0.2).mode("square")); });
+  refuses("for scale_mode, got \"epochs\"", [&] {
+    CyclicLR(sgd, CyclicLROptions(0.1, 0.2).scale_mode("epochs"));
+  });
+  refuses("expected one swa_lr", [&] { SWALR(sgd, SWALROptions()); });
+  refuses("anneal_epochs >= 0, got -1", [&] { SWALR(sgd, SWALROptions(0.1).anneal_epochs(-1)); });
+  refuses("got \"sine\"", [&] { SWALR(sgd, SWALROptions(0.1).anneal_strategy("sine")); });
+}
+
+TEST_CASE("a chain refuses schedules that it cannot step", "[pure][errors]") {
+  auto sgd = make_sgd();
+  auto other = make_sgd();
+  LinearLR linear(sgd);
+  LinearLR of_other(other);
+  const auto error = [&](std::vector<LRScheduler*> schedulers) {
+    return error_of([&] { ChainedScheduler{std::move(schedulers)}; });
+  };
+  CHECK(error({}).find("at least one scheduler, got none") != std::string::npos);
+  CHECK(error({&linear, &of_other}).find("one of another for number 1") != std::string::npos);
+  CHECK(error({&linear, nullptr}).find("got nullptr for number 1") != std::string::npos);
+  ChainedScheduler chain({&linear});
+  CHECK(error({&chain}).find("List its schedulers here") != std::string::npos);
+  CHECK(error_of([&] {
+          SequentialLR(sgd, {&chain}, {});
+        }).find("got a ChainedScheduler for number 0") != std::string::npos);
+  chain.step();
+  CHECK(error({&linear}).find("a LinearLR, at epoch 1") != std::string::npos);
+}
+
 TEST_CASE("a cycle of momentum needs an optimizer that has one", "[pure][errors]") {
   torch::optim::Adagrad adagrad({torch::zeros({1})});
   const auto error = error_of([&] { OneCycleLR(adagrad, OneCycleLROptions(0.1, 10)); });
   CHECK(error.find("Set cycle_momentum(false)") != std::string::npos);
+  CHECK(error_of([&] {
+          CyclicLR(adagrad, CyclicLROptions(0.1, 0.2));
+        }).find("CyclicLR: expected an optimizer with momentum") != std::string::npos);
   OneCycleLR cycle(adagrad, OneCycleLROptions(0.1, 10).cycle_momentum(false));
   for (int i = 0; i < 10; ++i) cycle.step();
   CHECK(

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import SWALR
 
 STEPS = 200
 warnings.simplefilter("ignore")
@@ -51,6 +52,77 @@ class Both:
             scheduler.step()
 
 
+class InTurns:
+    """Steps one schedule for 40 steps, and another one from then on."""
+
+    def __init__(self, first, second):
+        self.both, self.steps = (first, second), 0
+
+    def step(self):
+        self.both[self.steps >= 40].step()
+        self.steps += 1
+
+
+class ByFractions:
+    """Steps by the epoch, of seven batches."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.steps = scheduler, 0
+
+    def step(self):
+        self.steps += 1
+        if self.steps % 10 == 0:
+            self.scheduler.step()
+        else:
+            self.scheduler.step(self.steps / 7)
+
+
+def chained(o):
+    warm_up = schedulers.ConstantLR(o, factor=0.1, total_iters=12)
+    decay = schedulers.ExponentialLR(o, gamma=0.98)
+    return schedulers.ChainedScheduler([warm_up, decay], optimizer=o)
+
+
+def chained_from_base(o):
+    decay = schedulers.PolynomialLR(o, total_iters=150, power=0.7)
+    warm_up = schedulers.LinearLR(o, start_factor=0.2, total_iters=6)
+    cosine = schedulers.CosineAnnealingLR(o, T_max=20, eta_min=1e-4)
+    return schedulers.ChainedScheduler([warm_up, cosine, decay])
+
+
+def chained_and_set(o):
+    decay = schedulers.ExponentialLR(o, gamma=0.9)
+    lam = schedulers.LambdaLR(o, lambda epoch: 0.5 + 1 / (2 + epoch))
+    return schedulers.ChainedScheduler([lam, decay])
+
+
+def chained_around_sequence(o):
+    warm_up = schedulers.ConstantLR(o, factor=0.5, total_iters=100)
+    steps = schedulers.MultiStepLR(o, [5, 60], gamma=0.3)
+    both = schedulers.SequentialLR(o, [warm_up, steps], [40])
+    decay = schedulers.MultiplicativeLR(o, lambda epoch: 0.99)
+    return schedulers.ChainedScheduler([both, decay])
+
+
+def sequence_of_new(o):
+    all_of_them = [
+        schedulers.ConstantLR(o, factor=0.3, total_iters=4),
+        schedulers.ExponentialLR(o, gamma=0.93),
+        schedulers.ConstantLR(o, factor=0.25, total_iters=6),
+        schedulers.PolynomialLR(o, total_iters=30, power=2.0),
+        schedulers.MultiplicativeLR(o, lambda epoch: 1 + 1 / (1 + epoch)),
+        schedulers.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2, eta_min=1e-5),
+        SWALR(o, swa_lr=0.02, anneal_epochs=7),
+    ]
+    return schedulers.SequentialLR(o, all_of_them, [8, 20, 34, 60, 70, 120])
+
+
+def cycle_behind(o):
+    warm_up = schedulers.LinearLR(o, total_iters=4)
+    cycle = schedulers.CyclicLR(o, base_lr=0.01, max_lr=[0.3, 0.2], step_size_up=9)
+    return schedulers.SequentialLR(o, [warm_up, cycle], [20])
+
+
 CASES = {
     "lambda": (sgd, lambda o: schedulers.LambdaLR(o, lambda epoch: 0.97 ** epoch)),
     "lambdas": (sgd, lambda o: schedulers.LambdaLR(
@@ -77,6 +149,51 @@ CASES = {
         schedulers.LinearLR(o, start_factor=0.2, total_iters=20),
         schedulers.MultiStepLR(o, [40, 100], gamma=0.1))),
 }
+
+
+CASES.update({
+    "constant": (sgd, lambda o: schedulers.ConstantLR(o)),
+    "constant_long": (adam, lambda o: schedulers.ConstantLR(o, factor=0.7, total_iters=100)),
+    "exponential": (sgd, lambda o: schedulers.ExponentialLR(o, gamma=0.97)),
+    "polynomial": (sgd, lambda o: schedulers.PolynomialLR(o)),
+    "polynomial_power": (adam, lambda o: schedulers.PolynomialLR(o, total_iters=150, power=2.3)),
+    "multiplicative": (sgd, lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.95 + 0.001 * epoch)),
+    "multiplicative_groups": (adam, lambda o: schedulers.MultiplicativeLR(
+        o, [lambda epoch: 1 - 1 / (2 + epoch), lambda epoch: 0.9 if epoch % 30 == 0 else 1.0])),
+    "chained": (sgd, chained),
+    "chained_from_base": (adam, chained_from_base),
+    "chained_and_set": (sgd, chained_and_set),
+    "chained_around_sequence": (sgd, chained_around_sequence),
+    "sequence_of_new": (sgd, sequence_of_new),
+    "restarts": (sgd, lambda o: schedulers.CosineAnnealingWarmRestarts(o, T_0=13)),
+    "restarts_longer": (adam, lambda o: schedulers.CosineAnnealingWarmRestarts(
+        o, T_0=5, T_mult=3, eta_min=1e-5)),
+    "restarts_by_fractions": (sgd, lambda o: ByFractions(
+        schedulers.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2))),
+    "restarts_by_fractions_alike": (sgd, lambda o: ByFractions(
+        schedulers.CosineAnnealingWarmRestarts(o, T_0=4))),
+    "cyclic": (sgd, lambda o: schedulers.CyclicLR(o, base_lr=0.01, max_lr=0.3, step_size_up=17)),
+    "cyclic_adam": (adam, lambda o: schedulers.CyclicLR(
+        o, base_lr=[1e-4, 2e-4], max_lr=[1e-2, 3e-2], step_size_up=11, step_size_down=23,
+        mode="triangular2", base_momentum=[0.7, 0.75], max_momentum=0.93)),
+    "cyclic_range": (sgd, lambda o: schedulers.CyclicLR(
+        o, base_lr=0.001, max_lr=0.1, step_size_up=20, mode="exp_range", gamma=0.99)),
+    "cyclic_function": (sgd, lambda o: schedulers.CyclicLR(
+        o, base_lr=0.001, max_lr=0.1, step_size_up=10, step_size_down=0, cycle_momentum=False,
+        scale_fn=lambda x: 1 / (3 + x))),
+    "cyclic_function_of_step": (sgd, lambda o: schedulers.CyclicLR(
+        o, base_lr=0.001, max_lr=0.1, step_size_up=10, scale_fn=lambda x: 1 / (3 + x),
+        scale_mode="iterations")),
+    "cycle_behind": (sgd, cycle_behind),
+    "swa": (sgd, lambda o: SWALR(o, swa_lr=0.05)),
+    "swa_linear": (adam, lambda o: SWALR(
+        o, swa_lr=[0.001, 0.002], anneal_epochs=33, anneal_strategy="linear")),
+    "swa_at_once": (sgd, lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=0)),
+    "swa_behind": (sgd, lambda o: InTurns(
+        schedulers.ExponentialLR(o, gamma=0.97), SWALR(o, swa_lr=0.05, anneal_epochs=15))),
+    "swa_beside": (sgd, lambda o: Both(
+        schedulers.ExponentialLR(o, gamma=0.99), SWALR(o, swa_lr=0.05, anneal_epochs=60))),
+})
 
 
 def values(optimizer):

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/lr_cycles.h>
 #include <ddp/lr_scheduler.h>
 #include <torch/torch.h>
 
@@ -17,7 +18,8 @@ namespace ddp_lr_schedules_world {
 namespace {
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
-/// A schedule and the schedules that it needs; only the last one is stepped, for "both" all are.
+/// A schedule and the schedules that it needs; only the last one is stepped, unless the case says
+/// otherwise.
 using Schedules = std::vector<std::shared_ptr<ddp::LRScheduler>>;
 
 std::vector<torch::optim::OptimizerParamGroup> groups() {
@@ -50,8 +52,26 @@ struct Case {
   std::string name;
   Optimizer (*make_optimizer)();
   std::function<Schedules(torch::optim::Optimizer&)> make;
-  bool steps_all = false;
+  /// Takes step number `step`, from 0.
+  void (*take)(const Schedules& schedules, int step) = [](const Schedules& schedules, int) {
+    schedules.back()->step();
+  };
 };
+
+void take_all(const Schedules& schedules, int /*step*/) {
+  for (const auto& schedule : schedules) schedule->step();
+}
+
+void take_in_turns(const Schedules& schedules, int step) { schedules[step >= 40]->step(); }
+
+void take_fraction(const Schedules& schedules, int step) {
+  auto& restarts = dynamic_cast<ddp::CosineAnnealingWarmRestarts&>(*schedules.back());
+  if ((step + 1) % 10 == 0) {
+    restarts.step();
+  } else {
+    restarts.step((step + 1) / 7.0);
+  }
+}
 
 template <typename T, typename... Args>
 std::function<Schedules(torch::optim::Optimizer&)> one(Args... args) {
@@ -132,8 +152,173 @@ std::vector<Case> cases() {
              std::make_shared<MultiStepLR>(
                  o, MultiStepLROptions().milestones({40, 100}).gamma(0.1))};
        },
-       /*steps_all=*/true},
+       take_all},
   };
+}
+
+using Rate = ddp::LambdaLR::Lambda;
+using List = std::vector<ddp::LRScheduler*>;
+
+double real(int64_t epoch) { return static_cast<double>(epoch); }
+
+template <typename T, typename... Args>
+T* add(Schedules& schedules, torch::optim::Optimizer& o, Args&&... args) {
+  auto made = std::make_shared<T>(o, std::forward<Args>(args)...);
+  schedules.push_back(made);
+  return made.get();
+}
+
+std::vector<Case> chainable_cases() {
+  using namespace ddp;
+  const std::vector<Rate> groups{
+      [](int64_t epoch) { return 1 - 1 / (2 + real(epoch)); },
+      [](int64_t epoch) { return epoch % 30 == 0 ? 0.9 : 1.0; }};
+  return {
+      {"constant", sgd, one<ConstantLR>()},
+      {"constant_long", adam, one<ConstantLR>(ConstantLROptions().factor(0.7).total_iters(100))},
+      {"exponential", sgd, one<ExponentialLR>(0.97)},
+      {"polynomial", sgd, one<PolynomialLR>()},
+      {"polynomial_power", adam,
+       one<PolynomialLR>(PolynomialLROptions().total_iters(150).power(2.3))},
+      {"multiplicative", sgd,
+       one<MultiplicativeLR>(Rate([](int64_t epoch) { return 0.95 + 0.001 * real(epoch); }))},
+      {"multiplicative_groups", adam, one<MultiplicativeLR>(groups)},
+      {"swa", sgd, one<SWALR>(SWALROptions(0.05))},
+      {"swa_linear", adam,
+       one<SWALR>(
+           SWALROptions().swa_lr({0.001, 0.002}).anneal_epochs(33).anneal_strategy("linear"))},
+      {"swa_at_once", sgd, one<SWALR>(SWALROptions(0.05).anneal_epochs(0))},
+      {"swa_behind", sgd,
+       [](auto& o) {
+         Schedules all;
+         add<ExponentialLR>(all, o, 0.97);
+         add<SWALR>(all, o, SWALROptions(0.05).anneal_epochs(15));
+         return all;
+       },
+       take_in_turns},
+      {"swa_beside", sgd,
+       [](auto& o) {
+         Schedules all;
+         add<ExponentialLR>(all, o, 0.99);
+         add<SWALR>(all, o, SWALROptions(0.05).anneal_epochs(60));
+         return all;
+       },
+       take_all},
+  };
+}
+
+std::vector<Case> cycle_cases() {
+  using namespace ddp;
+  using Restarts = CosineAnnealingWarmRestarts;
+  using RestartsOptions = CosineAnnealingWarmRestartsOptions;
+  const auto falling = [](double x) { return 1 / (3 + x); };
+  return {
+      {"restarts", sgd, one<Restarts>(13)},
+      {"restarts_longer", adam, one<Restarts>(RestartsOptions(5).T_mult(3).eta_min(1e-5))},
+      {"restarts_by_fractions", sgd, one<Restarts>(RestartsOptions(3).T_mult(2)), take_fraction},
+      {"restarts_by_fractions_alike", sgd, one<Restarts>(4), take_fraction},
+      {"cyclic", sgd, one<CyclicLR>(CyclicLROptions(0.01, 0.3).step_size_up(17))},
+      {"cyclic_adam", adam,
+       one<CyclicLR>(CyclicLROptions()
+                         .base_lr({1e-4, 2e-4})
+                         .max_lr({1e-2, 3e-2})
+                         .step_size_up(11)
+                         .step_size_down(23)
+                         .mode("triangular2")
+                         .base_momentum({0.7, 0.75})
+                         .max_momentum(0.93))},
+      {"cyclic_range", sgd,
+       one<CyclicLR>(CyclicLROptions(0.001, 0.1).step_size_up(20).mode("exp_range").gamma(0.99))},
+      {"cyclic_function", sgd,
+       one<CyclicLR>(CyclicLROptions(0.001, 0.1)
+                         .step_size_up(10)
+                         .step_size_down(0)
+                         .cycle_momentum(false)
+                         .scale_fn(falling))},
+      {"cyclic_function_of_step", sgd,
+       one<CyclicLR>(CyclicLROptions(0.001, 0.1)
+                         .step_size_up(10)
+                         .scale_fn(falling)
+                         .scale_mode("iterations"))},
+      {"cycle_behind", sgd,
+       [](auto& o) {
+         Schedules all;
+         add<LinearLR>(all, o, LinearLROptions().total_iters(4));
+         add<CyclicLR>(all, o, CyclicLROptions(0.01, {0.3, 0.2}).step_size_up(9));
+         add<SequentialLR>(all, o, List{all[0].get(), all[1].get()}, std::vector<int64_t>{20});
+         return all;
+       }},
+  };
+}
+
+Schedules chained(torch::optim::Optimizer& o) {
+  Schedules all;
+  add<ddp::ConstantLR>(all, o, ddp::ConstantLROptions().factor(0.1).total_iters(12));
+  add<ddp::ExponentialLR>(all, o, 0.98);
+  all.push_back(std::make_shared<ddp::ChainedScheduler>(List{all[0].get(), all[1].get()}));
+  return all;
+}
+
+Schedules chained_from_base(torch::optim::Optimizer& o) {
+  Schedules all;
+  auto* decay =
+      add<ddp::PolynomialLR>(all, o, ddp::PolynomialLROptions().total_iters(150).power(0.7));
+  auto* warm_up =
+      add<ddp::LinearLR>(all, o, ddp::LinearLROptions().start_factor(0.2).total_iters(6));
+  auto* cosine =
+      add<ddp::CosineAnnealingLR>(all, o, ddp::CosineAnnealingLROptions(20).eta_min(1e-4));
+  add<ddp::ChainedScheduler>(all, o, List{warm_up, cosine, decay});
+  return all;
+}
+
+Schedules chained_and_set(torch::optim::Optimizer& o) {
+  Schedules all;
+  auto* decay = add<ddp::ExponentialLR>(all, o, 0.9);
+  auto* lambda =
+      add<ddp::LambdaLR>(all, o, Rate([](int64_t epoch) { return 0.5 + 1 / (2 + real(epoch)); }));
+  add<ddp::ChainedScheduler>(all, o, List{lambda, decay});
+  return all;
+}
+
+Schedules chained_around_sequence(torch::optim::Optimizer& o) {
+  Schedules all;
+  auto* warm_up =
+      add<ddp::ConstantLR>(all, o, ddp::ConstantLROptions().factor(0.5).total_iters(100));
+  auto* steps = add<ddp::MultiStepLR>(all, o, ddp::MultiStepLROptions({5, 60}).gamma(0.3));
+  auto* both = add<ddp::SequentialLR>(all, o, List{warm_up, steps}, std::vector<int64_t>{40});
+  auto* decay = add<ddp::MultiplicativeLR>(all, o, Rate([](int64_t) { return 0.99; }));
+  add<ddp::ChainedScheduler>(all, o, List{both, decay});
+  return all;
+}
+
+Schedules sequence_of_new(torch::optim::Optimizer& o) {
+  using namespace ddp;
+  Schedules all;
+  add<ConstantLR>(all, o, ConstantLROptions().factor(0.3).total_iters(4));
+  add<ExponentialLR>(all, o, 0.93);
+  add<ConstantLR>(all, o, ConstantLROptions().factor(0.25).total_iters(6));
+  add<PolynomialLR>(all, o, PolynomialLROptions().total_iters(30).power(2));
+  add<MultiplicativeLR>(all, o, Rate([](int64_t epoch) { return 1 + 1 / (1 + real(epoch)); }));
+  add<CosineAnnealingWarmRestarts>(
+      all, o, CosineAnnealingWarmRestartsOptions(3).T_mult(2).eta_min(1e-5));
+  add<SWALR>(all, o, SWALROptions(0.02).anneal_epochs(7));
+  List list;
+  for (const auto& schedule : all) list.push_back(schedule.get());
+  add<SequentialLR>(all, o, list, std::vector<int64_t>{8, 20, 34, 60, 70, 120});
+  return all;
+}
+
+std::vector<Case> all_cases() {
+  auto all = cases();
+  for (const auto& more : {chainable_cases(), cycle_cases()}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  all.push_back({"chained", sgd, chained});
+  all.push_back({"chained_from_base", adam, chained_from_base});
+  all.push_back({"chained_and_set", sgd, chained_and_set});
+  all.push_back({"chained_around_sequence", sgd, chained_around_sequence});
+  all.push_back({"sequence_of_new", sgd, sequence_of_new});
+  return all;
 }
 
 void print(const std::string& name, int step, torch::optim::Optimizer& optimizer) {
@@ -177,18 +362,14 @@ void resume(const Case& one, Optimizer& optimizer, Schedules& schedules) {
 
 int main(int /*argc*/, char** /*argv*/) {
   constexpr int kSteps = 200;
-  for (const auto& one : cases()) {
+  for (const auto& one : all_cases()) {
     auto optimizer = one.make_optimizer();
     auto schedules = one.make(*optimizer);
     for (int step = 0; step <= kSteps; ++step) {
       print(one.name, step, *optimizer);
       if (step == 33 || step == 90) resume(one, optimizer, schedules);
       if (step == kSteps) break;
-      if (one.steps_all) {
-        for (const auto& schedule : schedules) schedule->step();
-      } else {
-        schedules.back()->step();
-      }
+      one.take(schedules, step);
     }
   }
   return 0;

@@ -18,6 +18,16 @@ std::vector<double> map_rates(std::vector<double> lrs, const Rule& rule) {
   return lrs;
 }
 
+void check_lambdas(
+    const char* schedule, const std::vector<LambdaLR::Lambda>& lr_lambdas, size_t groups) {
+  DDP_CHECK_VALUE(
+      lr_lambdas.size() == groups, schedule, ": expected one function, or one for each of the ",
+      groups, " parameter groups, got ", lr_lambdas.size(), ".");
+  for (const auto& lr_lambda : lr_lambdas) {
+    DDP_CHECK_VALUE(lr_lambda, schedule, ": expected a function for lr_lambda, got an empty one.");
+  }
+}
+
 }  // namespace
 
 LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda)
@@ -25,13 +35,7 @@ LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda)
 
 LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas)
     : LRScheduler(optimizer, "LambdaLR"), lr_lambdas_(std::move(lr_lambdas)) {
-  DDP_CHECK_VALUE(
-      lr_lambdas_.size() == base_lrs().size(),
-      "LambdaLR: expected one function, or one for each of the ", base_lrs().size(),
-      " parameter groups, got ", lr_lambdas_.size(), ".");
-  for (const auto& lr_lambda : lr_lambdas_) {
-    DDP_CHECK_VALUE(lr_lambda, "LambdaLR: expected a function for lr_lambda, got an empty one.");
-  }
+  check_lambdas(name(), lr_lambdas_, base_lrs().size());
   step();
 }
 
@@ -87,6 +91,74 @@ std::vector<double> LinearLR::next_lrs(int64_t epoch) {
 
 std::vector<double> LinearLR::first_lrs_in_sequence() {
   return map_rates(base_lrs(), [&](double base, size_t) { return base * options_.start_factor(); });
+}
+
+ConstantLR::ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options)
+    : LRScheduler(optimizer, "ConstantLR"), options_(options) {
+  DDP_CHECK_VALUE(
+      options_.factor() > 0 && options_.factor() <= 1, "ConstantLR: expected 0 < factor <= 1, got ",
+      options_.factor(), ".");
+  DDP_CHECK_VALUE(
+      options_.total_iters() >= 1, "ConstantLR: expected total_iters >= 1, got ",
+      options_.total_iters(), ".");
+  step();
+}
+
+std::vector<double> ConstantLR::next_lrs(int64_t epoch) {
+  if (epoch != 0 && epoch != options_.total_iters()) return get_last_lr();
+  const double factor = epoch == 0 ? options_.factor() : 1.0 / options_.factor();
+  return map_rates(get_last_lr(), [&](double lr, size_t) { return lr * factor; });
+}
+
+std::vector<double> ConstantLR::first_lrs_in_sequence() {
+  return map_rates(base_lrs(), [&](double base, size_t) { return base * options_.factor(); });
+}
+
+ExponentialLR::ExponentialLR(torch::optim::Optimizer& optimizer, double gamma)
+    : LRScheduler(optimizer, "ExponentialLR"), gamma_(gamma) {
+  step();
+}
+
+std::vector<double> ExponentialLR::next_lrs(int64_t epoch) {
+  if (epoch == 0) return get_last_lr();
+  return map_rates(get_last_lr(), [&](double lr, size_t) { return lr * gamma_; });
+}
+
+PolynomialLR::PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options)
+    : LRScheduler(optimizer, "PolynomialLR"), options_(options) {
+  DDP_CHECK_VALUE(
+      options_.total_iters() >= 1, "PolynomialLR: expected total_iters >= 1, got ",
+      options_.total_iters(), ".");
+  step();
+}
+
+std::vector<double> PolynomialLR::next_lrs(int64_t epoch) {
+  if (epoch == 0 || epoch > options_.total_iters()) return get_last_lr();
+  const auto total = static_cast<double>(options_.total_iters());
+  const double factor = std::pow(
+      (1.0 - static_cast<double>(epoch) / total) / (1.0 - static_cast<double>(epoch - 1) / total),
+      options_.power());
+  return map_rates(get_last_lr(), [&](double lr, size_t) { return lr * factor; });
+}
+
+MultiplicativeLR::MultiplicativeLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda)
+    : MultiplicativeLR(optimizer, std::vector<Lambda>(optimizer.param_groups().size(), lr_lambda)) {
+}
+
+MultiplicativeLR::MultiplicativeLR(
+    torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas)
+    : LRScheduler(optimizer, "MultiplicativeLR"), lr_lambdas_(std::move(lr_lambdas)) {
+  check_lambdas(name(), lr_lambdas_, base_lrs().size());
+  step();
+}
+
+std::vector<double> MultiplicativeLR::next_lrs(int64_t epoch) {
+  return epoch == 0 ? get_last_lr() : multiplied(epoch);
+}
+
+std::vector<double> MultiplicativeLR::multiplied(int64_t epoch) const {
+  return map_rates(
+      get_last_lr(), [&](double lr, size_t group) { return lr * lr_lambdas_[group](epoch); });
 }
 
 CosineAnnealingLR::CosineAnnealingLR(

@@ -54,6 +54,11 @@ void LRScheduler::load(torch::serialize::InputArchive& archive) {
   step_count_ = static_cast<unsigned>(count.item<int64_t>());
 }
 
+void LRScheduler::set_lrs(const std::vector<double>& lrs) {
+  auto& groups = optimizer_.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lrs[i]);
+}
+
 double scaled_lr(double base, const GroupArg& group) { return base * get_world_size(group); }
 
 }  // namespace ddp

@@ -1,54 +1,13 @@
 #include <cmath>
-#include <string_view>
-#include <tuple>
 
 #include <ddp/internal/check.h>
-#include <ddp/internal/optimizer_kinds.h>
 #include <ddp/lr_scheduler.h>
+
+#include "schedules/momentum.h"
+#include "schedules/per_group.h"
 
 namespace ddp {
 namespace {
-
-/// Sets an optimizer's momentum or beta1.
-struct MomentumSetter : NoFields {
-  explicit MomentumSetter(double value) : momentum(value) {}
-
-  void number(const char* name, double& value) {
-    if (name == std::string_view("momentum")) set(value);
-  }
-  void pair(const char* name, std::tuple<double, double>& value) {
-    if (name == std::string_view("betas")) set(std::get<0>(value));
-  }
-
-  double momentum;
-  bool is_set = false;
-
- private:
-  void set(double& value) {
-    value = momentum;
-    is_set = true;
-  }
-};
-
-/// \return  whether the optimizer has a momentum.
-bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  MomentumSetter setter(value);
-  with_kind(options, [&](auto kind, auto& own) {
-    if constexpr (decltype(kind)::kStepsEachParameter) visit_options(setter, own);
-  });
-  return setter.is_set;
-}
-
-void check_count(const char* what, const PerGroup& values, size_t groups) {
-  const auto count = values.values().size();
-  DDP_CHECK_VALUE(
-      count == 1 || count == groups, "OneCycleLR: expected one ", what, ", or one for each of the ",
-      groups, " parameter groups, got ", count, ".");
-}
-
-double value_of_group(const PerGroup& values, size_t group) {
-  return values.values().size() == 1 ? values.values().front() : values.values()[group];
-}
 
 int64_t steps_of(const OneCycleLROptions& options) {
   if (options.total_steps()) return *options.total_steps();
@@ -81,9 +40,9 @@ OneCycleLR::OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions opt
 
 void OneCycleLR::check_options() const {
   const auto groups = base_lrs().size();
-  check_count("max_lr", options_.max_lr(), groups);
-  check_count("base_momentum", options_.base_momentum(), groups);
-  check_count("max_momentum", options_.max_momentum(), groups);
+  check_count(name(), "max_lr", options_.max_lr(), groups);
+  check_count(name(), "base_momentum", options_.base_momentum(), groups);
+  check_count(name(), "max_momentum", options_.max_momentum(), groups);
   DDP_CHECK_VALUE(
       total_steps_ >= 1, "OneCycleLR: expected total_steps >= 1, got ", total_steps_, ".");
   DDP_CHECK_VALUE(
@@ -155,10 +114,7 @@ std::vector<double> OneCycleLR::next_lrs(int64_t epoch) {
     if (!options_.cycle_momentum()) continue;
     const double momentum =
         anneal(momentum_at(phase.from, group), momentum_at(phase.to, group), share);
-    DDP_CHECK_VALUE(
-        set_momentum(optimizer().param_groups()[group].options(), momentum),
-        "OneCycleLR: expected an optimizer with momentum or beta1 (SGD, RMSprop, Adam, AdamW) for "
-        "cycle_momentum, got another one. Set cycle_momentum(false).");
+    cycle_momentum_to(momentum, optimizer(), group, name());
   }
   return lrs;
 }

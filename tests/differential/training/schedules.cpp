@@ -1,12 +1,63 @@
 // Schedules of the rate: the library's on the ranks, and their formulas for the reference.
 #include <cmath>
 
+#include <ddp/lr_cycles.h>
 #include <ddp/lr_scheduler.h>
 
 #include "differential/rounding.h"
 #include "differential/run.h"
 
 namespace ddp::differential {
+
+namespace {
+
+/// Schedules that compute the next rate from the present one, and a chain of them.
+void make_chainable(RankRun& run, const std::string& label) {
+  auto& trace = run.trace;
+  auto& optimizer = *run.optimizer;
+  auto& schedule = run.schedule;
+  auto& parts = run.parts_of_schedule;
+  if (label == "hold")
+    DDP_DO(
+        trace, schedule = std::make_shared<ConstantLR>(
+                   optimizer, ConstantLROptions().factor(0.5).total_iters(2)));
+  if (label == "exponential")
+    DDP_DO(trace, schedule = std::make_shared<ExponentialLR>(optimizer, 0.5));
+  if (label == "polynomial")
+    DDP_DO(
+        trace, schedule = std::make_shared<PolynomialLR>(
+                   optimizer, PolynomialLROptions().total_iters(4).power(2)));
+  if (label == "multiplicative")
+    DDP_DO(trace, schedule = std::make_shared<MultiplicativeLR>(optimizer, [](int64_t epoch) {
+                    return 1.0 / static_cast<double>(1 + epoch);
+                  }));
+  if (label == "swa")
+    DDP_DO(
+        trace, schedule = std::make_shared<SWALR>(
+                   optimizer, SWALROptions(0.05).anneal_epochs(3).anneal_strategy("linear")));
+  if (label == "chain") {
+    DDP_DO(
+        trace, parts.push_back(std::make_shared<ConstantLR>(
+                   optimizer, ConstantLROptions().factor(0.5).total_iters(1))));
+    DDP_DO(trace, parts.push_back(std::make_shared<ExponentialLR>(optimizer, 0.5)));
+    DDP_DO(
+        trace, schedule = std::make_shared<ChainedScheduler>(
+                   std::vector<LRScheduler*>{parts[0].get(), parts[1].get()}));
+  }
+}
+
+/// Of the schedules that make_chainable() makes.
+std::optional<double> chainable_rate(const std::string& label, int step, double initial) {
+  if (label == "hold") return initial * (step < 2 ? 0.5 : 1);
+  if (label == "exponential") return initial * std::pow(0.5, step);
+  if (label == "polynomial") return initial * std::pow(1 - std::min(step, 4) / 4.0, 2);
+  if (label == "multiplicative") return initial / std::tgamma(step + 2);
+  if (label == "swa") return initial + (0.05 - initial) * std::min(step, 3) / 3.0;
+  if (label == "chain") return initial * (step == 0 ? 0.5 : std::pow(0.5, step));
+  return std::nullopt;
+}
+
+}  // namespace
 
 void make_schedule(RankRun& run) {
   const auto& label = run.program.label("schedule_of_rate");
@@ -52,6 +103,16 @@ void make_schedule(RankRun& run) {
                                   .final_div_factor(100)
                                   .cycle_momentum(false)));
   }
+  make_chainable(run, label);
+  if (label == "restarts")
+    DDP_DO(
+        trace, schedule = std::make_shared<CosineAnnealingWarmRestarts>(
+                   optimizer, CosineAnnealingWarmRestartsOptions(2).T_mult(2).eta_min(0.001)));
+  if (label == "cyclic")
+    DDP_DO(
+        trace, schedule = std::make_shared<CyclicLR>(
+                   optimizer, CyclicLROptions(0.05, 0.2).step_size_up(1).step_size_down(2).mode(
+                                  "triangular2")));
   if (label == "sequence") {
     DDP_DO(
         trace, parts.push_back(std::make_shared<LinearLR>(
@@ -69,6 +130,16 @@ Rate rate_of(const Program& program, int step, double initial) {
   const auto half_cosine = [](double from, double to, double share) {
     return to + (from - to) / 2 * (1 + std::cos(M_PI * share));
   };
+  if (const auto rate = chainable_rate(label, step, initial)) return {*rate, {}};
+  if (label == "restarts") {
+    int begin = 0, period = 2;
+    while (step - begin >= period) begin += period, period *= 2;
+    return {half_cosine(initial, 0.001, static_cast<double>(step - begin) / period), {}};
+  }
+  if (label == "cyclic") {  // up in one step, down in two, half as high each time
+    const double height = (step % 3 == 0 ? 0 : step % 3 == 1 ? 1 : 0.5) * std::pow(0.5, step / 3);
+    return {0.05 + 0.15 * height, 0.9 - 0.1 * height};
+  }
   if (label == "lambda") return {initial / (1 + step), {}};
   if (label == "multi_step")
     return {initial * std::pow(0.5, step == 0 ? 0 : step == 1 ? 1 : 3), {}};

@@ -18,8 +18,9 @@
 namespace ddp {
 
 /// \file
-/// Python's learning-rate schedules (torch.optim.lr_scheduler), to the last digit. LibTorch itself
-/// has StepLR and ReduceLROnPlateauScheduler.
+/// Python's learning-rate schedules (torch.optim.lr_scheduler), to the last digit; lr_cycles.h has
+/// CosineAnnealingWarmRestarts and CyclicLR. LibTorch itself has StepLR and
+/// ReduceLROnPlateauScheduler.
 ///
 /// - As in Python a constructor takes the schedule's first step: it sets the rates of epoch 0.
 ///   LibTorch's own schedulers do not, and so are one step() late.
@@ -27,8 +28,8 @@ namespace ddp {
 ///   call of step().
 /// - The rates that the optimizer has when a schedule is constructed are its initial ones.
 ///   Construct it on a fresh optimizer, and load checkpoints after that.
-/// - Two schedules on one optimizer, both stepped, multiply as in Python; but
-///   LambdaLR and OneCycleLR set rates.
+/// - Two schedules on one optimizer, both stepped, multiply as in Python; but LambdaLR, OneCycleLR,
+///   CyclicLR and CosineAnnealingWarmRestarts set rates. ChainedScheduler steps several at once.
 ///
 /// No call communicates: every rank steps its own schedule, and gets the same rates.
 /// Thread safety: none. Ownership: the optimizer must outlive its schedules.
@@ -54,8 +55,12 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   virtual std::vector<double> next_lrs(int64_t epoch) = 0;
   /// Whether the schedule has initial rates of its own.
   virtual bool has_own_base_lrs() const { return false; }
+  /// Whether its initial rates become those of the schedules that are constructed after it.
+  virtual bool sets_initial_lrs() const { return false; }
   /// The rates at epoch 0 of a schedule that follows another one.
   virtual std::vector<double> first_lrs_in_sequence() { return next_lrs(0); }
+  /// The schedules that it steps.
+  virtual std::vector<LRScheduler*> parts() const { return {}; }
 
   /// The optimizer whose rates it sets.
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
@@ -65,13 +70,26 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   const std::vector<double>& base_lrs() const { return base_lrs_; }
   /// Sets initial rates, for a schedule that has its own.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
+  /// Sets the epoch that the next step() goes to.
+  void set_next_epoch(int64_t epoch) { step_count_ = static_cast<unsigned>(epoch); }
 
  private:
   friend class SequentialLR;
+  friend class ChainedScheduler;
 
   std::vector<double> get_lrs() final;
   /// Sets epoch 0, whatever the epoch was.
   void restart(bool follows_another);
+  /// Throws unless parts() are fresh schedules of its optimizer.
+  void check_parts() const;
+  /// Gives all parts the initial rates, because each constructor changed those that the next one
+  /// found.
+  void share_base_lrs();
+  /// Its parts in the order of construction.
+  std::vector<LRScheduler*> parts_by_creation() const;
+  void set_lrs(const std::vector<double>& lrs);
+  void save_parts(torch::serialize::OutputArchive& archive) const;
+  void load_parts(torch::serialize::InputArchive& archive);
 
   torch::optim::Optimizer& optimizer_;
   const char* name_;
@@ -164,6 +182,83 @@ class DDP_API LinearLR final : public LRScheduler {
   LinearLROptions options_;
 };
 
+/// Options for `ConstantLR`.
+struct ConstantLROptions {
+  /// The factor of the rate until epoch `total_iters`, in (0, 1]. Default: 1/3
+  TORCH_ARG(double, factor) = 1.0 / 3;
+  /// The epoch at which the rate is the initial one again, >= 1. Default: 5
+  TORCH_ARG(int64_t, total_iters) = 5;
+};
+
+/// Multiplies the rate by `factor` for some epochs.
+class DDP_API ConstantLR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  an option out of its range.
+  explicit ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options = {});
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override;
+
+  ConstantLROptions options_;
+};
+
+/// Multiplies the rate by `gamma` in each epoch.
+class DDP_API ExponentialLR final : public LRScheduler {
+ public:
+  /// \param gamma  the factor.
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override { return base_lrs(); }
+
+  double gamma_;
+};
+
+/// Options for `PolynomialLR`.
+struct PolynomialLROptions {
+  /// The epoch at which the rate is 0, >= 1. Default: 5
+  TORCH_ARG(int64_t, total_iters) = 5;
+  /// The exponent. Default: 1
+  TORCH_ARG(double, power) = 1.0;
+};
+
+/// lr = initial lr * (1 - epoch / total_iters)^power, and then 0.
+class DDP_API PolynomialLR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  total_iters below 1.
+  explicit PolynomialLR(
+      torch::optim::Optimizer& optimizer, const PolynomialLROptions& options = {});
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override { return base_lrs(); }
+
+  PolynomialLROptions options_;
+};
+
+/// Multiplies the rate by lr_lambda(epoch) in each epoch from 1 on. The functions are not saved.
+class DDP_API MultiplicativeLR final : public LRScheduler {
+ public:
+  /// The factor at an epoch.
+  using Lambda = std::function<double(int64_t epoch)>;
+
+  /// \param lr_lambda  for all parameter groups.
+  /// \throws c10::ValueError  an empty one.
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda);
+  /// \param lr_lambdas  one a parameter group.
+  /// \throws c10::ValueError  another number of them, or an empty one.
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override { return multiplied(0); }
+  std::vector<double> multiplied(int64_t epoch) const;
+
+  std::vector<Lambda> lr_lambdas_;
+};
+
 /// Options for `CosineAnnealingLR`.
 struct CosineAnnealingLROptions {
   CosineAnnealingLROptions() = default;
@@ -188,6 +283,35 @@ class DDP_API CosineAnnealingLR final : public LRScheduler {
   std::vector<double> first_lrs_in_sequence() override;
 
   CosineAnnealingLROptions options_;
+};
+
+/// Options for `SWALR`.
+struct SWALROptions {
+  SWALROptions() = default;
+  /// This rate, and the defaults of all other options.
+  SWALROptions(PerGroup swa_lr) : swa_lr_(std::move(swa_lr)) {}
+
+  /// The rate to stay at, for all parameter groups or for each. Must be set.
+  TORCH_ARG(PerGroup, swa_lr) = std::vector<double>();
+  /// Epochs until it is reached, >= 0. Default: 10
+  TORCH_ARG(int64_t, anneal_epochs) = 10;
+  /// "cos" or "linear". Default: "cos"
+  TORCH_ARG(std::string, anneal_strategy) = "cos";
+};
+
+/// Leads the rate from what it is to a constant one, for stochastic weight averaging
+/// (AveragedModel; Izmailov et al., arXiv:1803.05407). Construct it beside the schedule of the
+/// epochs before, and step it in their place once averaging begins.
+class DDP_API SWALR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  an option is out of its range.
+  SWALR(torch::optim::Optimizer& optimizer, SWALROptions options);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  double anneal(double share) const;
+
+  SWALROptions options_;
 };
 
 /// Options for `OneCycleLR`.
@@ -244,6 +368,7 @@ class DDP_API OneCycleLR final : public LRScheduler {
   /// \throws c10::ValueError  after the last step.
   std::vector<double> next_lrs(int64_t epoch) override;
   bool has_own_base_lrs() const override { return true; }
+  bool sets_initial_lrs() const override { return true; }
   void check_options() const;
   std::vector<Phase> make_phases() const;
   double lr_at(Level level, size_t group) const;
@@ -262,7 +387,7 @@ class DDP_API SequentialLR final : public LRScheduler {
   /// \param schedulers  of this optimizer; not stepped yet, and stepped only by this object from
   ///        here on. They must outlive it.
   /// \param milestones  rising; one less than schedulers.
-  /// \throws c10::ValueError  these conditions do not hold, or one of them is a SequentialLR.
+  /// \throws c10::ValueError  these conditions do not hold, or one of them has schedules itself.
   SequentialLR(
       torch::optim::Optimizer& optimizer, std::vector<LRScheduler*> schedulers,
       std::vector<int64_t> milestones);
@@ -273,11 +398,31 @@ class DDP_API SequentialLR final : public LRScheduler {
 
  private:
   std::vector<double> next_lrs(int64_t epoch) override;
-  void check_schedulers() const;
-  void share_base_lrs();
+  std::vector<LRScheduler*> parts() const override { return schedulers_; }
 
   std::vector<LRScheduler*> schedulers_;
   std::vector<int64_t> milestones_;
+};
+
+/// Steps several schedules of one optimizer at once, in the order of the list.
+class DDP_API ChainedScheduler final : public LRScheduler {
+ public:
+  /// \param schedulers  as SequentialLR's; at least one. One may be a SequentialLR.
+  /// \throws c10::ValueError  they are not, or one of them is a ChainedScheduler.
+  ChainedScheduler(torch::optim::Optimizer& optimizer, std::vector<LRScheduler*> schedulers);
+  /// The same, in Python's form.
+  explicit ChainedScheduler(std::vector<LRScheduler*> schedulers);
+
+  /// Saves the schedules' states, too.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  static torch::optim::Optimizer& optimizer_of(const std::vector<LRScheduler*>& schedulers);
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<LRScheduler*> parts() const override { return schedulers_; }
+
+  std::vector<LRScheduler*> schedulers_;
 };
 
 /// Returns base * number of ranks: the linear scaling rule for a batch that grows with the ranks

@@ -19,6 +19,7 @@
 /// ```
 #include <ddp/activation_checkpoint.h>
 #include <ddp/autocast.h>
+#include <ddp/averaged_model.h>
 #include <ddp/batch_stream.h>
 #include <ddp/captured_step.h>
 #include <ddp/checkpointer.h>
@@ -45,6 +46,7 @@
 #include <ddp/int8_compress.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
+#include <ddp/lr_cycles.h>
 #include <ddp/lr_scheduler.h>
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
