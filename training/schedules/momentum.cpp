@@ -10,9 +10,8 @@ namespace ddp {
 namespace {
 
 /// Sets an optimizer's momentum or beta1.
-struct MomentumSetter {
-  double momentum;
-  bool is_set = false;
+struct MomentumSetter : NoFields {
+  explicit MomentumSetter(double value) : momentum(value) {}
 
   void number(const char* name, double& value) {
     if (name == std::string_view("momentum")) set(value);
@@ -20,9 +19,9 @@ struct MomentumSetter {
   void pair(const char* name, std::tuple<double, double>& value) {
     if (name == std::string_view("betas")) set(std::get<0>(value));
   }
-  void flag(const char* /*name*/, bool /*value*/) {}
-  void fixed(const char* /*name*/, bool /*value*/) {}
-  void choice(const char* /*name*/) {}
+
+  double momentum;
+  bool is_set = false;
 
  private:
   void set(double& value) {
@@ -33,7 +32,7 @@ struct MomentumSetter {
 
 /// \return  whether the optimizer has a momentum.
 bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  MomentumSetter setter{value};
+  MomentumSetter setter(value);
   with_kind(options, [&](auto kind, auto& own) {
     if constexpr (decltype(kind)::kStepsEachParameter) visit_options(setter, own);
   });
@@ -46,7 +45,7 @@ void cycle_momentum_to(
     double momentum, torch::optim::Optimizer& optimizer, size_t group, const char* schedule) {
   DDP_CHECK_VALUE(
       set_momentum(optimizer.param_groups()[group].options(), momentum), schedule,
-      ": expected an optimizer with momentum or beta1 (SGD, RMSprop, Adam, AdamW) for "
+      ": expected an optimizer with momentum or beta1 (such as SGD or Adam) for "
       "cycle_momentum, got another one. Set cycle_momentum(false).");
 }
 
