@@ -18,8 +18,8 @@ DistributedDataParallel. Values come before speed; what is timed runs alone. Eac
 Goes on after a failure, ends within --seconds, and says in the report, failures first, what it left
 out. Without a GPU it does the same, and skips what needs one.
 
-  --output FOLDER   for gpu_check.md, gpu_check_logs.tar.gz and, with a GPU, a folder of results as
-                    benchmarks/gpu has them; default: build/gpu_check
+  --output FOLDER   for gpu_check.md and gpu_check_results.tgz, which has the report, a folder of
+                    results as benchmarks/gpu has them, and logs; default: build/gpu_check
   --build FOLDER    default: build/gpu
   --no-build        takes the programs of the build folder, also ones that --collect made; builds
                     others in build/gpu where those do not start
@@ -28,11 +28,12 @@ out. Without a GPU it does the same, and skips what needs one.
   --python PROGRAM  with torch; default: python3, else that of scripts/python_with_torch.sh
   --jobs N          compilations at a time; default: one a core
   --together N      tests and pairs of ranks at a time; default: 6
-  --seconds N       for all of it; default: 570
+  --seconds N       for all of it; default: 530
   --collect FOLDER  copies the headers of Catch2 (2.13) and CLI11 of this machine there, builds the
                     programs (with --no-build: takes them), and packs them as programs.tar.xz
 
-Exit code: 0; 1 when a part failed, or a target of the step time was missed; 2 bad usage.
+Exit code: 0; 1 when a part failed, a target of the step time was missed, or with a GPU a program is
+missing; 2 bad usage.
 
 For a machine without a network: --collect build/gpu_headers here, and take that folder along with
 the sources. There, --no-build --build build/gpu_headers runs the programs, with the libraries of
@@ -46,7 +47,7 @@ fail() {
   exit 2
 }
 
-output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) together=6 seconds=570
+output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) together=6 seconds=530
 builds=yes collect="" cmake_arguments=()
 while (($# > 0)); do
   case $1 in
@@ -82,11 +83,11 @@ if [[ -n $headers ]]; then
   headers=$(cd "$headers" && pwd)
 fi
 
-first_targets=(ddprun ddp_cuda_world ddp_cuda_failures)
+first_targets=(ddprun ddp_cuda_world ddp_cuda_failures ddp_elastic_kill)
 tests=(cuda_test comm_cuda_test cuda_stream_test cuda_graph_test cuda_profile_test cuda_calls_test)
 later_targets=(ddp_cuda_census ddp_bench "${tests[@]}")
 all_programs=("${first_targets[@]}" "${later_targets[@]}")
-carried_file=programs.tar.xz
+carried_file=programs.tar.xz commit_file=commit.txt results_file=gpu_check_results.tgz
 share=$root/scripts/gpu_check/share_gpu.sh
 targets="step time within its targets"
 
@@ -125,6 +126,7 @@ if [[ -n $collect ]]; then
   [[ $builds == no ]] || build_programs "" || exit 1
   [[ -z $(failed) ]] || exit 1
   collect_programs "$collect"
+  commit >"$collect/$commit_file"
   exit
 fi
 
@@ -137,10 +139,11 @@ trap '[[ -z $child ]] || kill "$child"; kill $(jobs -p); exit 1' INT TERM
 # Values first, then counts, then what others can be spared for; times last, for they take longest and
 # say least of what is right. The report is written after each part: when this script is ended from
 # outside, it has all until then.
-for step in run_python build_all run_two_ranks run_four_ranks run_census run_tests run_memory run_modes \
-  run_times run_benchmark; do
+for step in run_python build_all run_elastic run_two_ranks run_four_ranks run_census run_tests \
+  run_memory run_modes run_times run_benchmark run_census_alone; do
   "$step"
   write_report
 done
-echo "gpu_check: wrote $output/gpu_check.md; $(failed | wc -l) of $(rows) parts failed"
+echo "gpu_check: wrote $output/gpu_check.md; $(failed | wc -l) of $(rows) parts failed," \
+  "$(skipped | wc -l) were skipped"
 [[ -z $(failed) ]]

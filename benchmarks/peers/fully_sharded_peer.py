@@ -53,7 +53,7 @@ class Way:
                 fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
             fully_shard(net, mesh=mesh)
         self.net = net
-        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=self.device.type == "cuda")
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
         torch.manual_seed(options.seed + 1 + dist.get_rank())
         self.input = torch.randn(ROWS, WIDTH).to(self.device)
         self.loss = 0.0

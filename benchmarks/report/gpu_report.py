@@ -2,13 +2,14 @@
 
 usage: gpu_report.py FOLDER
 
-FOLDER holds a file of JSON lines for each model and language: "<name>-cpp.jsonl" is what ddp_bench
-printed in one process, "<name>-py.jsonl" what ddp_peer.py did.
+FOLDER holds a file of JSON lines for each model and language: "<model>-<dtype>-x<batch>-cpp.jsonl" is
+what ddp_bench printed in one process, "...-py.jsonl" what ddp_peer.py did.
 
 Exit code: 0; 1 when a target was missed, or could not be judged.
 """
 
 import pathlib
+import re
 import sys
 
 import tables
@@ -17,11 +18,17 @@ MOST_OVER_NONE = 1.03  # of mode ddp
 MOST_OF_PYTHON = 0.5  # of what py_ddp adds to its own `none`, in ms
 
 
+def label_of(path):
+    """Such as "resnet18, float32, batch x 16", of "resnet18-float32-x16-cpp.jsonl"."""
+    parts = pathlib.Path(path).stem.split("-")[:-1]
+    return ", ".join(re.sub(r"^x(?=[0-9]+$)", "batch x ", part) for part in parts)
+
+
 def read(folder):
     """The lines of all files, each under its file's name instead of its model's."""
     lines = tables.read_lines(folder)
     for record in lines:
-        record["model"] = pathlib.Path(record["process"]).stem.rsplit("-", 1)[0]
+        record["model"] = label_of(record["process"])
     return lines
 
 

@@ -4,8 +4,9 @@
 build_all() {
   if [[ $builds == no ]]; then
     use_carried_programs
-    # Without its programs a folder is a mistake of the command line, and each part says what it misses.
-    if [[ ! -x $bin/ddprun || ! -x $bin/cuda_test ]] || carried_programs_start; then
+    # Without programs and their archive a folder is a mistake of the command line, and each part says
+    # what it misses.
+    if [[ ! -f $build/$carried_file && (! -x $bin/ddprun || ! -x $bin/cuda_test) ]] || carried_programs_start; then
       note build skipped 0 "--no-build"
       return
     fi

@@ -31,11 +31,12 @@ CMAKE
   fail "--collect: expected catch2/catch.hpp and CLI/CLI.hpp in /usr/include, found none. Install them."
 }
 
-# Copies the programs of the check without what only debuggers read. One that is a link to another
-# stays a link: the worlds of the tests are one file.
+# Packs the programs of the check without what only debuggers read. One that is a link to another
+# stays a link: the worlds of the tests are one file. Programs that lie unpacked in the folder are older
+# ones, and as large as all else that travels.
 collect_programs() { # FOLDER
-  local folder=$1 program path file
-  mkdir -p "$folder/bin"
+  local folder=$logs program path file
+  mkdir "$folder/bin"
   for program in "${all_programs[@]}"; do
     path=$bin/$program
     [[ -x $path ]] || fail "--collect: expected the program '$program' in '$bin', found none. Leave out --no-build."
@@ -45,15 +46,23 @@ collect_programs() { # FOLDER
     chmod +x "$folder/bin/$file"
     [[ $file == "$program" ]] || ln -sf "$file" "$folder/bin/$program"
   done
-  tar -C "$folder" -cJf "$folder/$carried_file" bin || fail "--collect: '$folder/$carried_file' could not be written"
-  echo "gpu_check: programs are in $folder/bin, and packed in $folder/$carried_file," \
-    "$(du -h "$folder/$carried_file" | cut -f 1)"
+  [[ $1/bin -ef $bin ]] || rm -rf "${1:?}/bin"
+  tar -C "$folder" -cJf "$1/$carried_file" bin || fail "--collect: '$1/$carried_file' could not be written"
+  echo "gpu_check: programs are packed in $1/$carried_file, $(du -h "$1/$carried_file" | cut -f 1)"
+}
+
+# Unpacks the archive of programs beside it, as a whole or not at all. A small image may lack xz, which
+# tar starts; Python's lzma needs no program.
+unpack_programs() {
+  tar -C "$build" -xJf "$build/$carried_file" 2>/dev/null ||
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1], "r:xz").extractall(sys.argv[2])' \
+      "$build/$carried_file" "$build" || rm -rf "$bin"
 }
 
 # Programs that were made elsewhere look for LibTorch where it was there: this machine's goes before.
 use_carried_programs() {
   local libraries folder
-  [[ -d $bin || ! -f $build/$carried_file ]] || tar -C "$build" -xJf "$build/$carried_file"
+  [[ -d $bin || ! -f $build/$carried_file ]] || unpack_programs
   libraries=$("${python:-false}" -c 'import os, torch; print(os.path.dirname(torch.__file__) + "/lib")' 2>/dev/null) ||
     return 0
   for folder in "$libraries" "${libraries%/torch/lib}"/nvidia/*/lib; do
@@ -62,7 +71,7 @@ use_carried_programs() {
   export LD_LIBRARY_PATH
 }
 
-# Whether the programs load here: their C and C++ libraries and LibTorch fit.
+# Whether the programs are there and load: their C and C++ libraries and LibTorch fit.
 carried_programs_start() {
   part "programs from elsewhere: ddprun" 20 "$bin/ddprun" --help &&
     part "programs from elsewhere: cuda_test" 60 "$bin/cuda_test" --help

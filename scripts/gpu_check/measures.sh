@@ -10,16 +10,15 @@ measure() { # PART RANKS SECONDS
   on_gpu "$label, Python" "$3" "" "$share" "$2" "$python" "$root/benchmarks/peers/cuda_census.py" "$1"
   keep_lines "$label, Python" "$1.jsonl"
 }
-run_census() {
-  measure census 2 40
-  measure census 1 40
-}
-run_memory() { measure memory 2 40; }
+run_census() { measure census 2 100; }
+# Last, as it says least that the others do not.
+run_census_alone() { has_time "census, 1 of a GPU" 60 && measure census 1 100; }
+run_memory() { measure memory 2 90; }
 run_times() { measure times 1 60; }
 
 # Both languages, one after the other, in a process of one rank each.
 time_steps() { # MODEL DTYPE BATCH ROUNDS
-  local label="$1, $2, batch x $3" options launch=("$bin/ddprun" -n 1 --no-prefix)
+  local label="$1, $2, batch x $3" file=steps/$1-$2-x$3 options launch=("$bin/ddprun" -n 1 --no-prefix)
   local modes=none,c10d,ddp,ddp_view peer_modes=none,py_ddp,py_ddp_view
   local peer=$root/benchmarks/peers/ddp_peer.py
   # With a hook a single rank packs, sends and unpacks, as several do.
@@ -29,10 +28,10 @@ time_steps() { # MODEL DTYPE BATCH ROUNDS
   on_gpu "$label" 60 "ddprun ddp_bench" \
     "${launch[@]}" "$bin/ddp_bench" --modes "$modes" "${options[@]}"
   [[ $has_gpu == yes ]] || return
-  keep_lines "$label" "steps/$label-cpp.jsonl"
+  keep_lines "$label" "$file-cpp.jsonl"
   programs "$label, Python" 60 ddprun \
     "${launch[@]}" "$python" "$peer" --modes "$peer_modes" "${options[@]}"
-  keep_lines "$label, Python" "steps/$label-py.jsonl"
+  keep_lines "$label, Python" "$file-py.jsonl"
 }
 time_sharded_layers() {
   local label="fully sharded layers" launch=("$bin/ddprun" -n 1 --no-prefix)
@@ -49,7 +48,7 @@ run_benchmark() {
   time_steps small_params float32 1 6
   time_sharded_layers
   time_steps transformer bfloat16 1 16
-  time_steps transformer bfloat16 16 16
+  ! has_time "transformer, bfloat16, batch x 16" 60 || time_steps transformer bfloat16 16 16
   note_clocks after
   [[ -n $(ls "$results/steps") ]] || return
   part "$targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$results/steps"

@@ -10,6 +10,7 @@ note() { # NAME RESULT SECONDS WHY
   echo "gpu_check: $1: $2${4:+ ($4)}, $3 s"
 }
 failed() { grep -hs '^| [^|]* | failed |' "$logs"/rows/*; }
+skipped() { grep -hs '^| [^|]* | skipped |' "$logs"/rows/*; }
 rows() { find "$logs/rows" -type f | wc -l; }
 
 # Runs a part in a shell of its own, so many at a time.
@@ -23,6 +24,12 @@ beside() { # FUNCTION ARGUMENTS...
 }
 log_of() { echo "$logs/${1//[^A-Za-z0-9_.-]/_}.log"; } # NAME
 left() { echo $((seconds - SECONDS)); }
+# Of what is left out where time runs short. With a GPU, as nothing takes long without.
+has_time() { # NAME SECONDS
+  [[ $has_gpu == no ]] || (($(left) >= $2)) && return
+  note "$1" skipped 0 "left out: it needs $2 s, and $(left) s were left"
+  return 1
+}
 # What a log says of a failure, for a cell of the table: the first line that looks like it, else the
 # last.
 reason_in() { # LOG
@@ -63,12 +70,14 @@ part() { # NAME SECONDS COMMAND...
   fi
   return "$status"
 }
-# The same, of programs that the build made.
+# The same, of programs that the build made. With a GPU a part that lacks one has failed: a check that
+# tested nothing shall not pass.
 programs() { # NAME SECONDS PROGRAMS COMMAND...; PROGRAMS are the names of those that it needs
-  local program
+  local program result=skipped
+  [[ $has_gpu == no ]] || result=failed
   for program in $3; do
     [[ -x $bin/$program ]] && continue
-    note "$1" skipped 0 "$program was not built"
+    note "$1" $result 0 "$program was not built"
     return 1
   done
   part "$1" "$2" "${@:4}"

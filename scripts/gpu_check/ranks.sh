@@ -12,6 +12,16 @@ print("NCCL", torch.cuda.nccl.version())
 dist.destroy_process_group()'
 }
 
+# Two ranks of an elastic job, of which one is killed in its backward pass.
+run_elastic() {
+  local optimizer
+  for optimizer in adamw zero; do
+    beside on_gpu "elastic, 2 of a GPU, killed in backward: $optimizer" 150 "ddprun ddp_elastic_kill" \
+      "$root/scripts/gpu_check/elastic_kill.sh" "$bin" cpu:gloo,cuda:nccl "$optimizer"
+  done
+  wait
+}
+
 run_two_ranks() {
   local name label="nccl, 2 of a GPU" world=("$share" 2 "$bin/ddp_cuda_world" nccl)
   NCCL_DEBUG=INFO beside programs "$label: averages" 60 ddp_cuda_world "${world[@]}" averages
@@ -29,9 +39,10 @@ run_two_ranks() {
 
 # Neighbours that differ, stages in the middle, and axes that are not the whole world.
 run_four_ranks() {
-  local name label="nccl, 4 of a GPU"
-  for name in grids models averages; do
-    beside programs "$label: $name" 60 ddp_cuda_world "$share" 4 "$bin/ddp_cuda_world" nccl "$name"
+  local name label="nccl, 4 of a GPU" world=("$share" 4 "$bin/ddp_cuda_world" nccl)
+  programs "$label: grids" 150 ddp_cuda_world "${world[@]}" grids # alone: it makes most groups
+  for name in models averages; do
+    beside programs "$label: $name" 150 ddp_cuda_world "${world[@]}" "$name"
   done
   wait
 }
@@ -41,7 +52,7 @@ run_modes() {
   local setting
   for setting in DDP_DISABLE_COMM_MEM=0 TORCH_NCCL_BLOCKING_WAIT=1 TORCH_NCCL_NAN_CHECK=1 \
     CUDA_LAUNCH_BLOCKING=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do
-    beside programs "nccl, 2 of a GPU, $setting" 60 ddp_cuda_world \
+    beside programs "nccl, 2 of a GPU, $setting" 90 ddp_cuda_world \
       env "$setting" "$share" 2 "$bin/ddp_cuda_world" nccl averages
   done
   wait

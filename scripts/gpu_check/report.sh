@@ -9,7 +9,12 @@ note_clocks() { # WHEN
   [[ $has_gpu == no ]] || echo "$1 the times, $fields: $(gpu_fields "$fields")" >>"$results/clocks.txt"
 }
 
-commit() { git -C "$root" describe --always --dirty --abbrev=12 2>/dev/null || echo 'not a git checkout'; }
+# Of a copy without .git: what --collect wrote.
+commit() {
+  git -C "$root" describe --always --dirty --abbrev=12 2>/dev/null ||
+    cat "$build/$commit_file" 2>/dev/null || cat "${headers:-$root/build/gpu_headers}/$commit_file" 2>/dev/null ||
+    echo 'not a git checkout'
+}
 
 describe_machine() {
   local cpu gpu
@@ -30,9 +35,12 @@ write_report() {
   {
     printf "# GPU check\n\nOf \`scripts/gpu_check.sh\`, %s s.\n\n" "$SECONDS"
     echo "$machine"
-    printf '\n%s of %s parts failed.\n' "$(failed | wc -l)" "$(rows)"
+    printf '\n%s of %s parts failed, and %s were skipped.\n' "$(failed | wc -l)" "$(rows)" "$(skipped | wc -l)"
+    cat "$logs"/rows/* | sed -n 's/.*| \([a-z_]* was not built\) |$/\1/p' | sort | uniq -c |
+      sed 's/^ *\([0-9]*\) \(.*\)/\n\2: \1 parts lack it./'
     while read -r name; do
-      [[ $name != "$targets" ]] || continue # it is what stands below
+      # It is what stands below; or a part that did not run.
+      [[ $name != "$targets" && -s $(log_of "$name") ]] || continue
       printf '\n## %s: the end of its output\n\n```\n' "$name"
       tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
       printf '```\n'
@@ -45,17 +53,21 @@ write_report() {
     fi
     timeout 20 python3 "$root/benchmarks/report/gpu_page.py" "$results" 2>/dev/null
   } >"$output/gpu_check.md"
-  tar -C "$logs" -czf "$output/gpu_check_logs.tar.gz" .
-  [[ $has_gpu == no ]] || keep_results
+  keep_results
 }
 
-# As a folder of benchmarks/gpu: <GPU>-<date>.
+# All in one file, as some machines give back only a few: a folder of benchmarks/gpu, <GPU>-<date>, and
+# in it the logs. The file is replaced as a whole, for this script may be ended while it writes.
 keep_results() {
-  local gpu folder
+  local gpu folder packed=$logs/packed
   gpu=$(gpu_fields name | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' - | sed 's/-*$//')
-  folder=$output/${gpu:-gpu}-$(date +%F)
-  rm -rf "$folder"
-  cp -r "$results" "$folder"
-  cp "$output/gpu_check.md" "$folder"
+  [[ $has_gpu == yes ]] || gpu=no-gpu
+  rm -rf "$packed"
+  folder=$packed/${gpu:-gpu}-$(date +%F)
+  mkdir -p "$folder/logs"
+  cp -r "$results/." "$output/gpu_check.md" "$folder"
+  cp "$logs"/*.log "$folder/logs" 2>/dev/null
   printf '%s\n' "$machine" >"$folder/machine.txt"
+  tar -C "$packed" -czf "$output/$results_file.part" . &&
+    mv "$output/$results_file.part" "$output/$results_file"
 }

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# share_gpu.sh RANKS COMMAND...: runs a command as ranks over NCCL that share the first GPU. NCCL
-# refuses that for ranks of one host, which NCCL_HOSTID tells apart; they then talk over sockets. Ends
-# with the status of a rank that failed; of rank JUDGED alone, where that is set.
+# share_gpu.sh RANKS COMMAND...: runs a command as ranks over NCCL that share the first GPU. Ends with
+# the status of a rank that failed; of rank JUDGED alone, where that is set.
 set -uo pipefail
 ranks=$1
 shift
@@ -13,8 +12,8 @@ with socket.socket() as s:
     print(s.getsockname()[1])'
 }
 
-export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
-export NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 CUDA_VISIBLE_DEVICES=0
+# shellcheck source=scripts/gpu_check/sharing.sh
+source "$(dirname "${BASH_SOURCE[0]}")/sharing.sh"
 export WORLD_SIZE=$ranks LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1
 MASTER_PORT=$(free_port) || exit 2
 DDP_SECOND_STORE=$(mktemp -u)

@@ -48,10 +48,10 @@ class Page(unittest.TestCase):
             "Made by `benchmarks/report/gpu_page.py` from `benchmarks/gpu/nvidia-h200-2030-01-02`.")
 
     def test_steps_of_both_languages(self):
-        write(self.folder / "steps/resnet18, float32-cpp.jsonl", [step("none", 1), step("ddp", 1.02), step("ddp_hook", 1.05)])
-        write(self.folder / "steps/resnet18, float32-py.jsonl", [step("none", 1), step("py_ddp", 1.3)])
+        write(self.folder / "steps/resnet18-float32-x1-cpp.jsonl", [step("none", 1), step("ddp", 1.02), step("ddp_hook", 1.05)])
+        write(self.folder / "steps/resnet18-float32-x1-py.jsonl", [step("none", 1), step("py_ddp", 1.3)])
         self.assertIn(
-            "| resnet18, float32 | 10.0 | 1.02 (1.02 to 1.02) | 1.05 (1.05 to 1.05) | 1.30 (1.30 to 1.30) | - |",
+            "| resnet18, float32, batch x 1 | 10.0 | 1.02 (1.02 to 1.02) | 1.05 (1.05 to 1.05) | 1.30 (1.30 to 1.30) | - |",
             gpu_page.page_of(self.folder))
 
     def test_calls_beside_pythons(self):

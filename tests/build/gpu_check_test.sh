@@ -2,7 +2,7 @@
 # Runs scripts/gpu_check.sh with stand-ins for a GPU and for the programs: one fails, one does not
 # end.
 # usage: gpu_check_test.sh REPOSITORY
-set -euo pipefail
+set -Eeuo pipefail # the trap also in functions
 root=$1
 
 work=$(mktemp -d)
@@ -83,6 +83,18 @@ esac
 echo ok
 END
 printf '#!/bin/sh\ncat "%s/cpp.jsonl"\n' "$work" | stand_in "$bin/ddp_bench"
+# The two ranks of an elastic job, which end in a later generation where one was killed.
+stand_in "$bin/ddp_elastic_kill" <<'END'
+#!/bin/sh
+[ "$NCCL_HOSTID$LOCAL_RANK$1" = slot0cpu:gloo,cuda:nccl ] || exit 2
+[ "$3" = quiet ] || echo "ddprun: rank 1 was killed by signal 9 (SIGKILL); starting another one (1 of 10)"
+[ "$3" = quiet ] && generation=1 || generation=2
+hash=5e1f
+[ "$2$3" != zerokilled ] || hash=0bad
+for slot in 0 1; do
+  echo "[$slot] slot $slot: the end at step 24 of generation $generation, on cuda:0, hash $hash"
+done
+END
 
 # MODE RATIO: a line as ddp_bench prints it, of a step of 10 ms without the mode.
 line() {
@@ -105,20 +117,36 @@ grep -qE '^\| nccl, 2 of a GPU: settle \| failed \| [0-9]+ \| status 134: ' "$re
   echo "FAILED: expected failures before the parts"
   exit 1
 }
-log() { tar -xOzf "$work/out/gpu_check_logs.tar.gz" "./$1.log"; }
+# A few files come back of a run, all else in one; and names that go through any copy.
+expect_files() { # FOLDER IN THE ARCHIVE
+  [[ $(cd "$work/out" && echo *) == "gpu_check.md gpu_check_results.tgz" ]]
+  rm -rf "$work/unpacked"
+  mkdir "$work/unpacked"
+  tar -C "$work/unpacked" -xzf "$work/out/gpu_check_results.tgz"
+  results=$(echo "$work/unpacked/"*)
+  [[ $results == "$work/unpacked/$1"-20* && -s $results/gpu_check.md && -s $results/machine.txt ]]
+  [[ -z $(find "$results" -name '*[!A-Za-z0-9._-]*') ]]
+}
+expect_files nvidia-h200
+log() { cat "$results/logs/$1.log"; }
+grep -qE '^\| elastic, 2 of a GPU, killed in backward: adamw \| passed ' "$report"
+grep -qE '^\| elastic, 2 of a GPU, killed in backward: zero \| failed \| [0-9]+ \| status 1: failed: expected the p' \
+  "$report"
 # Four ranks, of hosts of their own and of one port.
 [[ $(log nccl__4_of_a_GPU__grids | cut -d ' ' -f 1,2,4,5 | sort | xargs) == \
   "4 rank0 nccl grids 4 rank1 nccl grids 4 rank2 nccl grids 4 rank3 nccl grids" ]]
 [[ $(log nccl__4_of_a_GPU__grids | cut -d ' ' -f 3 | sort -u | wc -l) == 1 ]]
 [[ $(log nccl__2_of_a_GPU__DDP_DISABLE_COMM_MEM_0 | cut -d ' ' -f 5- | sort -u) == "averages 0" ]]
 # The results, as benchmarks/gpu has them.
-results=("$work"/out/nvidia-h200-20*)
-[[ ${#results[@]} == 1 && -s ${results[0]}/gpu_check.md && -s ${results[0]}/machine.txt ]]
-expect '{"part":"census","name":"ddp","by":"C++","ranks":1}' "${results[0]}/census.jsonl"
-expect '{"part":"memory","name":"ddp","by":"C++","ranks":2}' "${results[0]}/memory.jsonl"
-expect '"mode":"ddp"' "${results[0]}/steps/resnet18, float32, batch x 1-cpp.jsonl"
-expect "after the times" "${results[0]}/clocks.txt"
-rm -r "$work/gpu" "$bin/ddp_cuda_failures" "${results[0]}"
+expect '{"part":"census","name":"ddp","by":"C++","ranks":1}' "$results/census.jsonl"
+expect '{"part":"memory","name":"ddp","by":"C++","ranks":2}' "$results/memory.jsonl"
+expect '"mode":"ddp"' "$results/steps/resnet18-float32-x1-cpp.jsonl"
+expect "after the times" "$results/clocks.txt"
+# A part without its program has failed where there is a GPU.
+expect "| cuda_stream_test | failed | 0 | cuda_stream_test was not built |" "$report"
+expect "cuda_stream_test was not built: 3 parts lack it." "$report"
+rm "$work/gpu" "$bin/ddp_cuda_failures"
+sed -i 's/hash=0bad/hash=5e1f/' "$bin/ddp_elastic_kill"
 
 # Without a GPU, and with a missing program, everything is skipped, which is no failure.
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' >"$bin/comm_cuda_test"
@@ -127,11 +155,12 @@ grep -qE '^\| cuda_test \| skipped \| [0-9]+ \| no CUDA device \|' "$work/out/gp
 expect "| cuda_stream_test | skipped | 0 | cuda_stream_test was not built |" "$work/out/gpu_check.md"
 expect "| resnet18, float32, batch x 1 | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
 expect "| census, 2 of a GPU, Python | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
-[[ -s $work/out/gpu_check_logs.tar.gz && -z $(compgen -G "$work/out/nvidia*") ]]
+expect_files no-gpu
 
 # With a GPU: one fails and one does not end, and the programs after them run until the time is
 # over.
 touch "$work/gpu"
+cp "$bin/cuda_graph_test" "$bin/ddp_cuda_failures"
 printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' >"$bin/comm_cuda_test"
 printf '#!/bin/sh\nexec sleep 60\n' | stand_in "$bin/cuda_stream_test"
 status=0 began=$SECONDS
@@ -146,10 +175,12 @@ grep -qE '^\| comm_cuda_test \| failed \| [0-9]+ \| status 3: failed: a / b \|' 
 expect "## comm_cuda_test: the end of its output" "$report"
 grep -qE '^\| cuda_stream_test \| failed \| [0-9]+ \| ended after [0-9]+ s \|' "$report"
 expect "| resnet18, float32, batch x 1 | skipped | 0 | no time was left |" "$report"
+expect "| transformer, bfloat16, batch x 16 | skipped | 0 | left out: it needs 60 s, and " "$report"
+expect "| census, 1 of a GPU | skipped | 0 | left out: it needs 60 s, and " "$report"
 expect "2 of " "$work/output"
 
 # Targets: 2% over none, and 0.2 ms where Python adds 0.5; then more than half of what Python adds.
-rm "$bin/cuda_stream_test" "$bin/comm_cuda_test"
+for program in cuda_stream_test comm_cuda_test; do cp "$bin/cuda_graph_test" "$bin/$program"; done
 check || expect_status 0 $?
 expect "| resnet18, float32, batch x 1 | 1.020 x none | 1.020 | met | 0.200 | 0.500 | met |" "$report"
 expect "### transformer, bfloat16, batch x 16" "$report"
@@ -164,9 +195,6 @@ grep -qE '^\| step time within its targets \| failed \| [0-9]+ \| status 1: Miss
 if [[ -f /usr/include/catch2/catch.hpp && -f /usr/include/CLI/CLI.hpp ]]; then
   mv "$bin/ddp_cuda_world" "$bin/test_worlds"
   ln -s test_worlds "$bin/ddp_cuda_world"
-  for program in cuda_stream_test comm_cuda_test ddp_cuda_failures; do
-    cp "$bin/cuda_graph_test" "$bin/$program"
-  done
   rm "$bin/cuda_graph_test"
   status=0
   check --collect "$work/carried" || status=$?
@@ -175,11 +203,19 @@ if [[ -f /usr/include/catch2/catch.hpp && -f /usr/include/CLI/CLI.hpp ]]; then
   cp "$bin/cuda_calls_test" "$bin/cuda_graph_test"
   check --collect "$work/carried" || expect_status 0 $?
   [[ -f $work/carried/include/catch2/catch.hpp && -f $work/carried/cmake/CLI11Config.cmake ]]
-  [[ $(readlink "$work/carried/bin/ddp_cuda_world") == test_worlds ]]
+  # Packed only, as the folder travels with the sources; programs that were unpacked there are old.
+  [[ -s $work/carried/commit.txt && ! -e $work/carried/bin ]]
+  mkdir "$work/carried/bin"
+  check --collect "$work/carried" || expect_status 0 $?
+  [[ ! -e $work/carried/bin && -x $bin/ddprun ]]
   mkdir -p "$work/there" "$work/site/torch/lib" "$work/site/nvidia/cu13/lib"
-  mv "$work/carried/programs.tar.xz" "$work/there"
+  cp "$work/carried/programs.tar.xz" "$work/there"
   rm "$work/gpu"
+  # An image without xz.
+  printf '#!/bin/sh\nexit 127\n' | stand_in "$work/tools/xz"
   check --build "$work/there" || expect_status 0 $?
+  rm "$work/tools/xz"
+  [[ $(readlink "$work/there/bin/ddp_cuda_world") == test_worlds ]]
   grep -qE '^\| programs from elsewhere: cuda_test \| (passed|skipped) \|' "$report"
   expect "| build | skipped | 0 | --no-build |" "$report"
   stand_in "$work/there/bin/ddprun" <<END
@@ -194,5 +230,16 @@ END
   expect_status 1 $status
   grep -qE '^\| programs from elsewhere: cuda_test \| failed \| [0-9]+ \| status 127: ' "$report"
   grep -qE '^\| configure \| failed \| [0-9]+ \| status 3: error: cmake was called \|' "$report"
+  # So they are where the archive does not unpack; a copy without .git has the commit of --collect.
+  mkdir -p "$work/torn" "$work/copy/scripts"
+  head -c 200 "$work/carried/programs.tar.xz" >"$work/torn/programs.tar.xz"
+  echo 0123456789ab >"$work/torn/commit.txt"
+  cp -r "$root"/scripts/gpu_check* "$work/copy/scripts"
+  status=0
+  (root=$work/copy && check --build "$work/torn") || status=$?
+  expect_status 1 $status
+  [[ ! -e $work/torn/bin ]]
+  grep -qE '^\| configure \| failed \| [0-9]+ \| status 3: error: cmake was called \|' "$report"
+  expect "Sources: 0123456789ab." "$report"
 fi
 echo "gpu_check.sh: as expected"
