@@ -28,6 +28,7 @@ using Betas = std::tuple<double, double>;
 
 /// Options for `NAdam`.
 struct DDP_API NAdamOptions : detail::ListedOptions<NAdamOptions> {
+  /// Sets the learning rate.
   NAdamOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit, as LibTorch's
   /// The learning rate. Default: 0.002
   TORCH_ARG(double, lr);
@@ -45,10 +46,13 @@ struct DDP_API NAdamOptions : detail::ListedOptions<NAdamOptions> {
 
 /// A parameter's state in `NAdam`.
 struct DDP_API NAdamParamState : detail::ListedState<NAdamParamState, NAdamOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
   /// The product of the momenta of all steps; a value of float32, as in Python.
   TORCH_ARG(double, mu_product) = 1;
+  /// The average of gradients.
   TORCH_ARG(at::Tensor, exp_avg);
+  /// The average of squared gradients.
   TORCH_ARG(at::Tensor, exp_avg_sq);
 };
 
@@ -58,11 +62,13 @@ class DDP_API NAdam : public detail::BatchedOptimizer<NAdamOptions, NAdamParamSt
   using BatchedOptimizer::BatchedOptimizer;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const NAdamOptions& options, const Batch& batch) override;
 };
 
 /// Options for `RAdam`.
 struct DDP_API RAdamOptions : detail::ListedOptions<RAdamOptions> {
+  /// Sets the learning rate.
   RAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate. Default: 0.001
   TORCH_ARG(double, lr);
@@ -78,8 +84,11 @@ struct DDP_API RAdamOptions : detail::ListedOptions<RAdamOptions> {
 
 /// A parameter's state in `RAdam`.
 struct DDP_API RAdamParamState : detail::ListedState<RAdamParamState, RAdamOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
+  /// The average of gradients.
   TORCH_ARG(at::Tensor, exp_avg);
+  /// The average of squared gradients.
   TORCH_ARG(at::Tensor, exp_avg_sq);
 };
 
@@ -90,11 +99,13 @@ class DDP_API RAdam : public detail::BatchedOptimizer<RAdamOptions, RAdamParamSt
   using BatchedOptimizer::BatchedOptimizer;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const RAdamOptions& options, const Batch& batch) override;
 };
 
 /// Options for `Adamax`.
 struct DDP_API AdamaxOptions : detail::ListedOptions<AdamaxOptions> {
+  /// Sets the learning rate.
   AdamaxOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate. Default: 0.002
   TORCH_ARG(double, lr);
@@ -108,8 +119,11 @@ struct DDP_API AdamaxOptions : detail::ListedOptions<AdamaxOptions> {
 
 /// A parameter's state in `Adamax`.
 struct DDP_API AdamaxParamState : detail::ListedState<AdamaxParamState, AdamaxOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
+  /// The average of gradients.
   TORCH_ARG(at::Tensor, exp_avg);
+  /// The decaying largest magnitude of gradients.
   TORCH_ARG(at::Tensor, exp_inf);
 };
 
@@ -119,11 +133,13 @@ class DDP_API Adamax : public detail::BatchedOptimizer<AdamaxOptions, AdamaxPara
   using BatchedOptimizer::BatchedOptimizer;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const AdamaxOptions& options, const Batch& batch) override;
 };
 
 /// Options for `Adadelta`.
 struct DDP_API AdadeltaOptions : detail::ListedOptions<AdadeltaOptions> {
+  /// Sets the learning rate.
   AdadeltaOptions(double lr = 1) : lr_(lr) {}  // NOLINT: implicit
   /// A factor of each update. Default: 1
   TORCH_ARG(double, lr);
@@ -137,8 +153,11 @@ struct DDP_API AdadeltaOptions : detail::ListedOptions<AdadeltaOptions> {
 
 /// A parameter's state in `Adadelta`.
 struct DDP_API AdadeltaParamState : detail::ListedState<AdadeltaParamState, AdadeltaOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
+  /// The average of squared gradients.
   TORCH_ARG(at::Tensor, square_avg);
+  /// The average of squared updates.
   TORCH_ARG(at::Tensor, acc_delta);
 };
 
@@ -148,11 +167,13 @@ class DDP_API Adadelta : public detail::BatchedOptimizer<AdadeltaOptions, Adadel
   using BatchedOptimizer::BatchedOptimizer;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const AdadeltaOptions& options, const Batch& batch) override;
 };
 
 /// Options for `Lion`.
 struct DDP_API LionOptions : detail::ListedOptions<LionOptions> {
+  /// Sets the learning rate.
   LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate; a third to a tenth of AdamW's. Default: 0.0001
   TORCH_ARG(double, lr);
@@ -164,7 +185,9 @@ struct DDP_API LionOptions : detail::ListedOptions<LionOptions> {
 
 /// A parameter's state in `Lion`.
 struct DDP_API LionParamState : detail::ListedState<LionParamState, LionOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
+  /// The average of gradients.
   TORCH_ARG(at::Tensor, exp_avg);
 };
 
@@ -175,6 +198,7 @@ class DDP_API Lion : public detail::BatchedOptimizer<LionOptions, LionParamState
   using BatchedOptimizer::BatchedOptimizer;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const LionOptions& options, const Batch& batch) override;
 };
 

@@ -9,6 +9,7 @@ namespace ddp::optim {
 
 /// Options for `LAMB`.
 struct DDP_API LAMBOptions : detail::ListedOptions<LAMBOptions> {
+  /// Sets the learning rate.
   LAMBOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate. Default: 0.001
   TORCH_ARG(double, lr);
@@ -22,8 +23,11 @@ struct DDP_API LAMBOptions : detail::ListedOptions<LAMBOptions> {
 
 /// A parameter's state in `LAMB`.
 struct DDP_API LAMBParamState : detail::ListedState<LAMBParamState, LAMBOptions> {
+  /// Steps that it has had.
   TORCH_ARG(int64_t, step) = 0;
+  /// The average of gradients.
   TORCH_ARG(at::Tensor, exp_avg);
+  /// The average of squared gradients.
   TORCH_ARG(at::Tensor, exp_avg_sq);
 };
 
@@ -42,6 +46,7 @@ class DDP_API LAMB : public detail::BatchedOptimizer<LAMBOptions, LAMBParamState
   at::Tensor step(LossClosure closure = nullptr) override;
 
  protected:
+  /// BatchedOptimizer.
   void step_batch(const LAMBOptions& options, const Batch& batch) override;
 };
 

@@ -19,6 +19,7 @@ namespace ddp::optim {
 
 /// Options for `Muon`.
 struct DDP_API MuonOptions : detail::ListedOptions<MuonOptions> {
+  /// Sets the learning rate.
   MuonOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit, as LibTorch's
   /// The coefficients of a Newton-Schulz step.
   using Coefficients = std::tuple<double, double, double>;
@@ -47,6 +48,7 @@ struct DDP_API MuonOptions : detail::ListedOptions<MuonOptions> {
 
 /// A parameter's state in `Muon`.
 struct DDP_API MuonParamState : detail::ListedState<MuonParamState, MuonOptions> {
+  /// The sum of gradients, decayed by momentum.
   TORCH_ARG(at::Tensor, momentum_buffer);
 };
 
