@@ -190,7 +190,8 @@ void GroupMonitor::throw_aborted(const std::string& why) {
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
   const auto find_blamed = [this] { return blamed_ranks(); };
-  if (auto* const log = CallLog::active()) log->set_failure(why);
+  auto* const log = CallLog::active();
+  if (log && is_watching()) log->set_failure(why);
   if (is_watching()) return setup_.job->fail(without_full_stop(why), find_blamed);
   if (setup_.job->is_rank()) setup_.job->note_error(without_full_stop(why));
   return why;

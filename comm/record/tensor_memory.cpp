@@ -18,11 +18,11 @@ namespace {
 constexpr size_t kKinds = static_cast<size_t>(MemoryKind::Uncounted);
 constexpr std::array<const char*, kKinds> kNames{
     "parameters", "gradients", "optimizer", "activations", "buckets", "gathered", "other"};
-constexpr int kNoScope = -1;
+constexpr int kNoKind = -1;
 // Above the default allocator's; a backend's own, which serves a thread at a time, goes on top.
 constexpr uint8_t kPriority = 1;
 
-thread_local int scope = kNoScope;
+thread_local int scoped_kind = kNoKind;
 
 bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
@@ -44,7 +44,7 @@ class Counter final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto memory = base_.allocate(bytes);
     if (memory.get() == nullptr || !is_counting_) return memory;
-    return counted(std::move(memory), bytes, kind_now(), scope != kNoScope);
+    return counted(std::move(memory), bytes, kind_now(), scoped_kind != kNoKind);
   }
   c10::DataPtr counted(c10::DataPtr memory, size_t bytes, MemoryKind kind, bool is_scoped) {
     const std::lock_guard lock(mutex_);
@@ -55,8 +55,10 @@ class Counter final : public c10::Allocator {
     if (block->is_outside) find_gradients();
     blocks_[data] = block;
     add(block->kind, block->bytes);
-    return {data, block, &Counter::free, c10::Device(c10::kCPU)};
+    return {data, data, &Counter::free, c10::Device(c10::kCPU)};
   }
+  // oneDNN allocates by raw_allocate(), for which the context of memory has to be its address.
+  c10::DeleterFnPtr raw_deleter() const override { return &Counter::free; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -95,10 +97,10 @@ class Counter final : public c10::Allocator {
   }
 
  private:
-  static void free(void* context);
+  static void free(void* data);
 
   MemoryKind kind_now() const {
-    if (scope != kNoScope) return static_cast<MemoryKind>(scope);
+    if (scoped_kind != kNoKind) return static_cast<MemoryKind>(scoped_kind);
     if (is_in_backward()) return MemoryKind::Activations;
     if (steps_ == 0) return MemoryKind::Parameters;
     return c10::GradMode::is_enabled() ? MemoryKind::Activations : MemoryKind::Other;
@@ -166,21 +168,27 @@ class Counter final : public c10::Allocator {
 
 Counter* the_counter = nullptr;
 
-void Counter::free(void* context) {
-  auto* const block = static_cast<CountedBlock*>(context);
+void Counter::free(void* data) {
+  CountedBlock* block = nullptr;
   {
     const std::lock_guard lock(the_counter->mutex_);
-    the_counter->remove(block->kind, block->bytes);
-    the_counter->blocks_.erase(block->memory.get());
+    const auto found = the_counter->blocks_.find(data);
+    if (found != the_counter->blocks_.end()) {
+      block = found->second;
+      the_counter->remove(block->kind, block->bytes);
+      the_counter->blocks_.erase(found);
+    }
   }
+  if (block == nullptr) return the_counter->base_.raw_deleter()(data);  // since counting has ended
   delete block;
 }
 
 }  // namespace
 
-MemoryScope::MemoryScope(MemoryKind kind) : outer_(std::exchange(scope, static_cast<int>(kind))) {}
+MemoryScope::MemoryScope(MemoryKind kind)
+    : outer_(std::exchange(scoped_kind, static_cast<int>(kind))) {}
 
-MemoryScope::~MemoryScope() { scope = outer_; }
+MemoryScope::~MemoryScope() { scoped_kind = outer_; }
 
 void count_tensor_memory() {
   static const bool once = [] {
@@ -194,7 +202,7 @@ void count_tensor_memory() {
 
 c10::DataPtr counted_memory(c10::DataPtr memory, size_t bytes, MemoryKind kind) {
   if (!the_counter || !memory.get()) return memory;
-  const auto own = scope == kNoScope ? kind : static_cast<MemoryKind>(scope);
+  const auto own = scoped_kind == kNoKind ? kind : static_cast<MemoryKind>(scoped_kind);
   return the_counter->counted(std::move(memory), bytes, own, /*is_scoped=*/true);
 }
 
