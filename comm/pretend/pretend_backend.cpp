@@ -7,6 +7,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
@@ -201,7 +202,7 @@ class PretendBackend final : public backends::LocalBackend {
         false, "recv: expected a sender that is a process, got ", peer, " of a pretended job of ",
         self.world_size, " ranks, of which only ", self.present_text(), " exist, on rank ",
         self.rank, ". Add the other ranks of this group: ddprun --pretend ", self.world_size,
-        " --ranks ", joined_by(",", world_ranks_), ". A pipeline needs one rank of each stage.");
+        " --ranks ", rank_ranges(world_ranks_), ". A pipeline needs one rank of each stage.");
   }
 
   const std::shared_ptr<PretendedJob> job_;

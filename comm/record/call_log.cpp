@@ -39,23 +39,6 @@ std::string one_field(std::string text) {
   return text;
 }
 
-/// "0-7,16-24:8": ranges of equal distances.
-std::string ranges_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t begin = 0; begin < ranks.size();) {
-    size_t end = begin + 1;
-    const int step = end < ranks.size() ? ranks[end] - ranks[begin] : 0;
-    while (step > 0 && end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    if (end - begin == 2 && step != 1) end = begin + 1;
-    if (begin > 0) text += ',';
-    text += std::to_string(ranks[begin]);
-    if (end - begin > 1) text += ddp::str('-', ranks[end - 1]);
-    if (end - begin > 1 && step > 1) text += ddp::str(':', step);
-    begin = end;
-  }
-  return text;
-}
-
 int64_t bytes_of_tensors(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const auto& tensor : tensors) {
@@ -70,6 +53,22 @@ thread_local const CallLog::Place* current_place = nullptr;
 std::string place_text() { return current_place ? one_field((*current_place)()) : ""; }
 
 }  // namespace
+
+std::string rank_ranges(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t begin = 0; begin < ranks.size();) {
+    size_t end = begin + 1;
+    const int step = end < ranks.size() ? ranks[end] - ranks[begin] : 0;
+    while (step > 0 && end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
+    if (end - begin == 2 && step != 1) end = begin + 1;
+    if (begin > 0) text += ',';
+    text += std::to_string(ranks[begin]);
+    if (end - begin > 1) text += ddp::str('-', ranks[end - 1]);
+    if (end - begin > 1 && step > 1) text += ddp::str(':', step);
+    begin = end;
+  }
+  return text;
+}
 
 CallPlace::CallPlace(CallLog::Place place) : place_(place), outer_(current_place) {
   current_place = &place_;
@@ -109,7 +108,7 @@ int CallLog::add_group(
     const std::string& name, const std::string& axis, const std::vector<int>& ranks) {
   const std::lock_guard lock(mutex_);
   write(ddp::str(
-      "group\t", groups_, '\t', one_field(name), '\t', one_field(axis), '\t', ranges_of(ranks),
+      "group\t", groups_, '\t', one_field(name), '\t', one_field(axis), '\t', rank_ranges(ranks),
       '\n'));
   return groups_++;
 }
@@ -151,12 +150,19 @@ void CallLog::set_handle(const void* handle, uint64_t call) {
   }
 }
 
-void CallLog::add_wait(const void* handle) {
+uint64_t CallLog::take_handle(const void* handle) {
   const std::lock_guard lock(mutex_);
   const auto found = handles_.find(handle);
-  if (found == handles_.end()) return;
-  write(ddp::str("wait\t", time_us(), '\t', found->second, '\n'));
+  if (found == handles_.end()) return 0;
+  const auto call = found->second;
   handles_.erase(found);
+  return call;
+}
+
+void CallLog::add_wait(uint64_t call) {
+  if (call == 0) return;
+  const std::lock_guard lock(mutex_);
+  write(ddp::str("wait\t", time_us(), '\t', call, '\n'));
 }
 
 void CallLog::add_forward(const at::Tensor& first, Tensors all) {

@@ -144,5 +144,5 @@ TEST_CASE("messages of a pretended rank to nobody are dropped", "[comm][pretend]
   CHECK_THAT(
       error_of([&] { recv(tensor, 2, 0, group); }),
       Contains("recv: expected a sender that is a process, got rank 2 of a pretended job of 8") &&
-          Contains("ddprun --pretend 8 --ranks 0,1,2,3,4,5,6,7"));
+          Contains("ddprun --pretend 8 --ranks 0-7. A pipeline"));
 }

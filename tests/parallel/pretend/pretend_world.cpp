@@ -189,9 +189,11 @@ void train_with_all(int64_t steps, const std::string& folder) {
     if (!is_added) checkpoints.add("model", model).add("optimizer", optimizer);
     is_added = true;
     checkpoints.save(step);
+    if (step < steps) return;
+    expect(checkpoints.steps().empty() && !checkpoints.load_latest(), "no checkpoint");
+    const auto error = ddp::testing::error_of<c10::Error>([&] { checkpoints.load(step); });
+    expect(error.find("saves and reads no files") != std::string::npos, "an error of load()");
   });
-  checkpoints.wait();
-  expect(checkpoints.steps().empty() && !checkpoints.load_latest(), "no checkpoint");
   expect(::access(folder.c_str(), F_OK) != 0, "no folder");
 }
 

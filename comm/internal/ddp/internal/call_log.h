@@ -60,8 +60,12 @@ class DDP_API CallLog {
   uint64_t add_call(int group, const char* kind, const std::vector<at::Tensor>& tensors, int peer);
   /// Remembers the handle of a call. Does not use it.
   void set_handle(const void* handle, uint64_t call);
-  /// The program, or a stream, waits for a handle. Only the first wait of each is written.
-  void add_wait(const void* handle);
+  /// The call of a handle, which is forgotten: only the first wait of each is written.
+  ///
+  /// \return  0: it is of no call in the list.
+  uint64_t take_handle(const void* handle);
+  /// The program, or a stream, waits for a call; 0: for none.
+  void add_wait(uint64_t call);
   /// A forward pass of a model begins: of a new step, if the first parameter has changed since.
   ///
   /// The first model that calls this counts the steps, while it exists.
@@ -133,9 +137,12 @@ inline void log_layer_forward(const at::Tensor& weight) {
   log->add_forward(weight, [] { return std::vector<at::Tensor>(); });
 }
 
-/// As CallLog::add_wait().
+/// The program, or a stream, waits for a handle.
 inline void log_wait(const void* handle) {
-  if (auto* const log = CallLog::active()) log->add_wait(handle);
+  if (auto* const log = CallLog::active()) log->add_wait(log->take_handle(handle));
 }
+
+/// "0-7,16-40:8": ranges of equal distances.
+DDP_API std::string rank_ranges(const std::vector<int>& ranks);
 
 }  // namespace ddp
