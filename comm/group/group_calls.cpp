@@ -103,8 +103,10 @@ WorkPtr start_monitored(
   if (!monitor || group.getSize() == 1) return handle_of(start());
   StartedCall call;
   const auto doing = [&] { return ddp::str("starting ", where()); };
-  const CallPlace place(where);
-  monitor->abort_on_error(doing, [&] { call = start(); });
+  monitor->abort_on_error(doing, [&] {
+    const CallPlace place(where);
+    call = start();
+  });
   CallWatch watch{monitor, std::move(where)};
   watch.on_stream = wait_on == WaitOn::Stream && capabilities_of(group, device).waits_on_stream;
   watch.peers = peers;

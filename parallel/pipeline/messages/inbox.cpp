@@ -45,6 +45,8 @@ StageMessage StageInbox::take(WaitPoint where) {
 
 StageInbox::Posted StageInbox::post(
     const at::Tensor& memory, const ExpectedMessage& expected) const {
+  const auto where = [&] { return text_of(expected.action, wire_.shape, wire_.group->getRank()); };
+  const CallPlace place(where);
   return {memory, wire_.receive(memory, expected.message)};
 }
 
