@@ -44,7 +44,9 @@ WorkPtr start_coalesced(
   for (size_t i = 0; i < ops.size(); ++i) {
     std::vector<at::Tensor> tensors{wires[i].wire};
     const bool sends = ops[i].kind() == P2POp::Kind::Send;
-    if (own) logged.push_back(own->log_call(sends ? "send" : "recv", tensors, ops[i].peer()));
+    if (own)
+      logged.push_back(
+          own->log_call(sends ? "send" : "recv", tensors, ops[i].peer(), ops[i].tag()));
     start_message(ops[i], tensors, backend);
   }
   auto work = backend.endCoalescing();

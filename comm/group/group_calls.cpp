@@ -199,9 +199,10 @@ WorkPtr MonitoredGroup::run(Collective c) {
   return work;
 }
 
-uint64_t MonitoredGroup::log_call(const char* kind, const Tensors& tensors, int peer) const {
+uint64_t MonitoredGroup::log_call(
+    const char* kind, const Tensors& tensors, int peer, int tag) const {
   auto* const log = number_in_log_ < 0 ? nullptr : CallLog::active();
-  return log ? log->add_call(number_in_log_, kind, tensors, peer) : 0;
+  return log ? log->add_call(number_in_log_, kind, tensors, peer, tag) : 0;
 }
 
 void MonitoredGroup::refused(Kind kind, const std::exception& error) {
@@ -275,7 +276,7 @@ WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
 }
 
 WorkPtr MonitoredGroup::start_message(
-    const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer,
+    const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer, int tag,
     c10::function_ref<WorkPtr(c10d::Backend&)> start) {
   check_in_use();
   DDP_CHECK_VALUE(
@@ -283,7 +284,7 @@ WorkPtr MonitoredGroup::start_message(
       on_rank_text(*this), ". Call it once for each.");
   auto& backend = *serving(tensors[0].device().type()).backend;
   RECORD_FUNCTION(dispatcher_name, std::vector<c10::IValue>{tensors[0]});
-  const auto number = log_call(kind, tensors, peer);
+  const auto number = log_call(kind, tensors, peer, tag);
   WorkPtr work;
   {
     const MemoryScope of_backend(MemoryKind::Uncounted);
@@ -297,16 +298,16 @@ WorkPtr MonitoredGroup::start_message(
 
 WorkPtr MonitoredGroup::send(Tensors& t, int dst, int tag) {
   return start_message(
-      "c10d::send", "send", t, dst, [&](auto& to) { return to.send(t, dst, tag); });
+      "c10d::send", "send", t, dst, tag, [&](auto& to) { return to.send(t, dst, tag); });
 }
 
 WorkPtr MonitoredGroup::recv(Tensors& t, int src, int tag) {
   return start_message(
-      "c10d::recv_", "recv", t, src, [&](auto& from) { return from.recv(t, src, tag); });
+      "c10d::recv_", "recv", t, src, tag, [&](auto& from) { return from.recv(t, src, tag); });
 }
 
 WorkPtr MonitoredGroup::recvAnysource(Tensors& t, int tag) {
-  return start_message("c10d::recv_any_source_", "recv", t, /*peer=*/-1, [&](auto& from) {
+  return start_message("c10d::recv_any_source_", "recv", t, /*peer=*/-1, tag, [&](auto& from) {
     return from.recvAnysource(t, tag);
   });
 }

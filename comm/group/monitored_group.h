@@ -113,8 +113,8 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   WorkPtr barrier(const c10d::BarrierOptions& o) override;
   /// Writes a call into the list of calls, if there is one.
   ///
-  /// \return  its number in the list; 0: it is not in it.
-  uint64_t log_call(const char* kind, const Tensors& tensors, int peer) const;
+  /// \param tag  of a message. \return  its number in the list; 0: it is not in it.
+  uint64_t log_call(const char* kind, const Tensors& tensors, int peer, int tag = -1) const;
   /// Has the monitor watch a batch of messages, and returns it.
   ///
   /// \param tensors  not empty; describes it.
@@ -129,7 +129,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   WorkPtr recorded(
       const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
   WorkPtr start_message(
-      const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer,
+      const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer, int tag,
       c10::function_ref<WorkPtr(c10d::Backend&)> start);
   WorkPtr watched(
       WorkPtr work, const CollectiveCall& call, c10::DeviceType device,

@@ -93,6 +93,7 @@ void GroupMonitor::wait_until(
     c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers,
     const c10d::Work* work) {
   if (work) log_wait(work);
+  const HostWait waited;
   if (wait(kWaitSlice)) return;
   DDP_CHECK(
       setup_.job->is_rank(), "process group: expected a wait in the process that made the group, ",

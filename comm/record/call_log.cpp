@@ -25,6 +25,8 @@ namespace {
 constexpr size_t kBufferedBytes = size_t{256} << 10;
 // A handle that nobody has waited for while so many calls began is forgotten.
 constexpr uint64_t kKeptHandles = 4096;
+// A wait that is shorter is not written.
+constexpr int64_t kMomentUs = 20;
 
 int64_t now_us() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -50,7 +52,12 @@ int64_t bytes_of_tensors(const std::vector<at::Tensor>& tensors) {
 
 thread_local const CallLog::Place* current_place = nullptr;
 
-std::string place_text() { return current_place ? one_field((*current_place)()) : ""; }
+std::string place_text() {
+  if (current_place == nullptr) return "";
+  auto place = one_field((*current_place)());
+  if (begins_with(place, "starting ")) place.erase(0, std::strlen("starting "));
+  return place;
+}
 
 }  // namespace
 
@@ -117,26 +124,29 @@ uint64_t CallLog::add_call(int group, const Collective& call) {
   const auto& in = call.whole_in.defined() ? std::vector<at::Tensor>{call.whole_in} : call.in;
   return write_call(
       group, to_text(call.kind), static_cast<int>(call.first().scalar_type()), bytes_of_tensors(in),
-      call.root, place_text());
+      call.root);
 }
 
 uint64_t CallLog::add_call(
-    int group, const char* kind, const std::vector<at::Tensor>& tensors, int peer) {
+    int group, const char* kind, const std::vector<at::Tensor>& tensors, int peer, int tag) {
   return write_call(
       group, kind, tensors.empty() ? -1 : static_cast<int>(tensors[0].scalar_type()),
-      bytes_of_tensors(tensors), peer, place_text());
+      bytes_of_tensors(tensors), peer, tag);
 }
 
 uint64_t CallLog::write_call(
-    int group, const char* kind, int dtype, int64_t bytes, int peer, const std::string& place) {
+    int group, const char* kind, int dtype, int64_t bytes, int peer, int tag) {
   std::string name = dtype < 0 ? "-" : c10::toString(static_cast<c10::ScalarType>(dtype));
   for (auto& c : name) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
+  const auto place = place_text();
   const std::lock_guard lock(mutex_);
-  write(ddp::str(
+  auto line = ddp::str(
       "call\t", ++calls_, '\t', time_us(), '\t', group, '\t', kind, '\t', name, '\t', bytes, '\t',
-      peer, '\t', place, '\n'));
+      peer, '\t', place);
+  if (tag >= 0) line += ddp::str('\t', tag);
+  write(line + '\n');
   return calls_;
 }
 
@@ -163,6 +173,13 @@ void CallLog::add_wait(uint64_t call) {
   if (call == 0) return;
   const std::lock_guard lock(mutex_);
   write(ddp::str("wait\t", time_us(), '\t', call, '\n'));
+}
+
+void CallLog::add_pause(int64_t begin_us) {
+  const std::lock_guard lock(mutex_);
+  const auto end_us = time_us();
+  if (end_us - begin_us < kMomentUs) return;
+  write(ddp::str("pause\t", begin_us, '\t', end_us, '\n'));
 }
 
 void CallLog::add_forward(const at::Tensor& first, Tensors all) {

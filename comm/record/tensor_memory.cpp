@@ -15,8 +15,8 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kKinds = static_cast<size_t>(MemoryKind::Uncounted);
-constexpr std::array<const char*, kKinds> kNames{
+constexpr size_t kMemoryKinds = static_cast<size_t>(MemoryKind::Uncounted);
+constexpr std::array<const char*, kMemoryKinds> kNames{
     "parameters", "gradients", "optimizer", "activations", "buckets", "gathered", "other"};
 constexpr int kNoKind = -1;
 // Above the default allocator's; a backend's own, which serves a thread at a time, goes on top.
@@ -26,7 +26,7 @@ thread_local int scoped_kind = kNoKind;
 
 bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-using Sizes = std::array<int64_t, kKinds>;
+using KindSizes = std::array<int64_t, kMemoryKinds>;
 
 struct CountedBlock {
   c10::DataPtr memory;
@@ -37,9 +37,9 @@ struct CountedBlock {
 };
 
 /// The memory of all CPU tensors that were made since.
-class Counter final : public c10::Allocator {
+class MemoryCounter final : public c10::Allocator {
  public:
-  explicit Counter(c10::Allocator& base) : base_(base) {}
+  explicit MemoryCounter(c10::Allocator& base) : base_(base) {}
 
   c10::DataPtr allocate(size_t bytes) override {
     auto memory = base_.allocate(bytes);
@@ -55,10 +55,10 @@ class Counter final : public c10::Allocator {
     if (block->is_outside) find_gradients();
     blocks_[data] = block;
     add(block->kind, block->bytes);
-    return {data, data, &Counter::free, c10::Device(c10::kCPU)};
+    return {data, data, &MemoryCounter::free, c10::Device(c10::kCPU)};
   }
   // oneDNN allocates by raw_allocate(), for which the context of memory has to be its address.
-  c10::DeleterFnPtr raw_deleter() const override { return &Counter::free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &MemoryCounter::free; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -89,7 +89,7 @@ class Counter final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     if (!is_counting_) return "";
     std::string text;
-    for (size_t kind = 0; kind < kKinds; ++kind) {
+    for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
       text +=
           ddp::str("memory\t", kNames[kind], '\t', own_peaks_[kind], '\t', at_peak_[kind], '\n');
     }
@@ -159,16 +159,16 @@ class Counter final : public c10::Allocator {
   std::recursive_mutex mutex_;  // guards the members below
   std::unordered_map<const void*, CountedBlock*> blocks_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;  // that get gradients
-  Sizes live_{}, own_peaks_{}, at_peak_{};
+  KindSizes live_{}, own_peaks_{}, at_peak_{};
   int64_t all_ = 0, peak_ = 0;
   int64_t looked_at_ = 0;  // the peak at which gradients were looked for
   int64_t steps_ = 0;
   bool is_counting_ = true;
 };
 
-Counter* the_counter = nullptr;
+MemoryCounter* the_counter = nullptr;
 
-void Counter::free(void* data) {
+void MemoryCounter::free(void* data) {
   CountedBlock* block = nullptr;
   {
     const std::lock_guard lock(the_counter->mutex_);
@@ -193,7 +193,7 @@ MemoryScope::~MemoryScope() { scoped_kind = outer_; }
 void count_tensor_memory() {
   static const bool once = [] {
     // Never destroyed: memory is freed there until the process ends.
-    the_counter = new Counter(*c10::GetCPUAllocator());
+    the_counter = new MemoryCounter(*c10::GetCPUAllocator());
     c10::SetCPUAllocator(the_counter, kPriority);
     return true;
   }();

@@ -162,6 +162,32 @@ TEST_CASE("a pretended rank of replicas calls and allocates as a real one", "[pr
   compare("zero", 4, {{1}});
 }
 
+TEST_CASE("a list has the bytes of each kind of memory", "[pretend]") {
+  const TemporaryFolder replicas, sharded;
+  constexpr int64_t kLinear = 4 * (128 * 128 + 128);
+  pretend(replicas.path(), 64, {5}, {"dp"});
+  auto list = read_list(replicas.path(), 5);
+  CHECK(list.peaks["parameters"] == 6 * kLinear);
+  CHECK(list.peaks["gradients"] == 6 * kLinear);
+  CHECK(list.peaks["optimizer"] == 2 * 6 * kLinear);  // AdamW's two moments
+  CHECK(list.peaks["buckets"] >= 6 * kLinear);
+  CHECK(list.peaks["gathered"] == 0);
+  CHECK(list.peaks["activations"] >= 6 * 4 * 64 * 128);
+  // A step with the buckets of the first one, and one more with those of the order that it saw.
+  CHECK(list.steps.at(2).size() == 1);
+  CHECK_THAT(
+      list.steps.at(2).at(0), Catch::Matchers::StartsWith("0 all_reduce float ") &&
+                                  Catch::Matchers::Contains("(bucket 0)"));
+
+  constexpr int64_t kMlp = 4 * (2 * 4 * 128 * 128 + 4 * 128 + 128);
+  pretend(sharded.path(), 64, {5}, {"fsdp"});
+  list = read_list(sharded.path(), 5);
+  CHECK(list.peaks["parameters"] >= 4 * kMlp / 64);
+  CHECK(list.peaks["parameters"] < 4 * kMlp / 60);
+  CHECK(list.peaks["gathered"] >= kMlp);
+  CHECK(list.peaks["gathered"] < 3 * kMlp);
+}
+
 TEST_CASE("a pretended rank of a model that is cut calls as a real one", "[pretend]") {
   compare("fsdp", 4, {{3}});
   compare("tp", 2, {{1}});

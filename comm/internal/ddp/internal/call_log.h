@@ -56,8 +56,9 @@ class DDP_API CallLog {
   /// \return  the call's number.
   uint64_t add_call(int group, const Collective& call);
   /// \param kind  "send", "recv" or "barrier".
-  /// \param peer  a rank of the group; -1: none.
-  uint64_t add_call(int group, const char* kind, const std::vector<at::Tensor>& tensors, int peer);
+  /// \param peer  a rank of the group; -1: none. \param tag  of a message.
+  uint64_t add_call(
+      int group, const char* kind, const std::vector<at::Tensor>& tensors, int peer, int tag);
   /// Remembers the handle of a call. Does not use it.
   void set_handle(const void* handle, uint64_t call);
   /// The call of a handle, which is forgotten: only the first wait of each is written.
@@ -66,6 +67,10 @@ class DDP_API CallLog {
   uint64_t take_handle(const void* handle);
   /// The program, or a stream, waits for a call; 0: for none.
   void add_wait(uint64_t call);
+  /// The host has waited for other processes since `begin`; not for a moment's wait.
+  void add_pause(int64_t begin_us);
+  /// Since the first line.
+  int64_t time_us() const;
   /// A forward pass of a model begins: of a new step, if the first parameter has changed since.
   ///
   /// The first model that calls this counts the steps, while it exists.
@@ -78,8 +83,7 @@ class DDP_API CallLog {
  private:
   static std::atomic<CallLog*>& active_pointer();
   uint64_t write_call(
-      int group, const char* kind, int dtype, int64_t bytes, int peer, const std::string& place);
-  int64_t time_us() const;
+      int group, const char* kind, int dtype, int64_t bytes, int peer, int tag = -1);
   void write(const std::string& line);
   void flush();
   void close() noexcept;
@@ -141,6 +145,20 @@ inline void log_layer_forward(const at::Tensor& weight) {
 inline void log_wait(const void* handle) {
   if (auto* const log = CallLog::active()) log->add_wait(log->take_handle(handle));
 }
+
+/// A wait of the host for other processes: from the constructor to the destructor.
+class HostWait {
+ public:
+  HostWait() : log_(CallLog::active()), begin_us_(log_ ? log_->time_us() : 0) {}
+  ~HostWait() {
+    if (log_) log_->add_pause(begin_us_);
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(HostWait);
+
+ private:
+  CallLog* const log_;
+  const int64_t begin_us_;
+};
 
 /// "0-7,16-40:8": ranges of equal distances.
 DDP_API std::string rank_ranges(const std::vector<int>& ranks);
