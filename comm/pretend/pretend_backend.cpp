@@ -188,7 +188,7 @@ class PretendBackend final : public backends::LocalBackend {
 
   /// All groups send over one: so groups have tags of their own.
   int message_tag(int tag) const {
-    return static_cast<int>(mixed(tag_seed_, static_cast<uint64_t>(tag)) & 0x7fffffff);
+    return static_cast<int>(mixed(tag_seed_, static_cast<uint64_t>(tag)) & 0x3fffffff);
   }
 
   WorkPtr noted(WorkPtr work) {

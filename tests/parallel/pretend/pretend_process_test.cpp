@@ -198,6 +198,15 @@ TEST_CASE("pretended ranks of all stages send to each other", "[pretend]") {
   compare("3d", 8, {{2, 6}});
 }
 
+TEST_CASE("ranks that are present send to each other in any group", "[pretend]") {
+  const TemporaryFolder folder;
+  pretend(folder.path(), 8, {2, 5}, {"messages"});
+  const auto list = read_list(folder.path(), 5);
+  CHECK(list.end == "ok");
+  CHECK(list.groups.size() == 2 * 3 + 1);
+  CHECK(std::count(list.groups.begin(), list.groups.end(), "1 group [2, 3, 4, 5] group 2-5") == 1);
+}
+
 TEST_CASE("ranks of 1,024 train over every axis", "[pretend]") {
   const TemporaryFolder folder;
   const auto checkpoint = folder.path() + "/checkpoint";

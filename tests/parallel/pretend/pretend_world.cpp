@@ -1,9 +1,10 @@
 // A rank that trains for some steps, of a real job or of a pretended one, by the axes of its model:
-// pretend_world dp|zero|fsdp|tp|pp|3d|all|beyond [STEPS [FOLDER]]
+// pretend_world dp|zero|fsdp|tp|pp|3d|messages|all|beyond [STEPS [FOLDER]]
 //
-// all     1,024 ranks as 8 x 8 x 16, with what a program has beside its model; FOLDER: for a
-//         checkpoint, which must stay away
-// beyond  what a pretended rank refuses, each with its error
+// messages  between ranks 2 and 5
+// all       1,024 ranks as 8 x 8 x 16, with what a program has beside its model; FOLDER: for a
+//           checkpoint, which must stay away
+// beyond    what a pretended rank refuses, each with its error
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -207,6 +208,33 @@ void try_what_is_refused() {
   text_of([&] { ddp::recv(tensor, (ddp::get_rank() + 1) % ddp::get_world_size()); });
 }
 
+/// Between ranks 2 and 5, while others do not exist; over two groups of the same ranks.
+void send_to_each_other() {
+  for (int round = 0; round < 2; ++round) {
+    const auto all = ddp::default_group();
+    const auto others = ddp::new_group({2, 3, 4, 5}, all);
+    const int rank = ddp::get_rank();
+    auto in_others = torch::full({100000}, 1.0 + round), in_all = torch::full({3}, 10.0 + rank);
+    if (rank == 2) {
+      ddp::send(in_others, 3, 0, others);
+      ddp::send(in_all, 5, 0, all);
+    } else {
+      const auto later = ddp::recv_async(in_all, 2, 0, all);  // of the same tag, in another group
+      in_others.zero_();
+      ddp::recv(in_others, 0, 0, others);
+      later->wait();
+      expect(in_others[99999].item<double>() == 1.0 + round, "what rank 2 sends in one group");
+      expect(in_all[2].item<double>() == 12, "what it sends in the other one");
+    }
+    const auto pair = ddp::new_group({2, 5}, all);  // all are there
+    auto sum = torch::full({2}, 1.0 * rank);
+    ddp::all_reduce(sum, c10d::ReduceOp::AVG, pair);
+    expect(sum[1].item<double>() == 3.5, "the average of ranks 2 and 5");
+    ddp::destroy_process_group();
+    ddp::init_process_group();
+  }
+}
+
 void run(const std::string& axes, int64_t steps, const std::string& folder) {
   if (axes == "dp") return train_replicas(steps);
   if (axes == "zero") return train_with_zero(steps);
@@ -216,6 +244,7 @@ void run(const std::string& axes, int64_t steps, const std::string& folder) {
   if (axes == "3d") {
     return train_grid(steps, ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}));
   }
+  if (axes == "messages") return send_to_each_other();
   if (axes == "all") return train_with_all(steps, folder);
   try_what_is_refused();
 }
