@@ -7,6 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -46,8 +47,11 @@ std::vector<int64_t> agreed_steps(CheckpointedRun& run) {
   const auto misfit = divide_cut_parts(run, doing);
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(misfit.empty(), misfit);
-    run.folder.restore_replaced();
-    steps = run.folder.steps();
+    // A pretended rank has saved nothing, and what lies there may be of a real job.
+    if (!is_pretended()) {
+      run.folder.restore_replaced();
+      steps = run.folder.steps();
+    }
     run.sharded.refresh();
   });
   const auto agreed = run.peers.agree(
@@ -207,7 +211,9 @@ void Checkpointer::load(int64_t step) {
   if (!contains(steps, step)) {
     run.peers.throw_agreed(ddp::str(
         "Checkpointer: expected a checkpoint of step ", step, " in ", run.folder.path(), ", got ",
-        joined_steps(steps), ". Load one of these."));
+        joined_steps(steps),
+        is_pretended() ? ". A pretended rank saves and reads no files: begin without a checkpoint."
+                       : ". Load one of these."));
   }
   const auto damage = try_load(run, step);
   if (!damage.empty()) {
@@ -217,7 +223,10 @@ void Checkpointer::load(int64_t step) {
   saving.continue_from(step);
 }
 
-std::vector<int64_t> Checkpointer::steps() const { return impl_->run.folder.finished_steps(); }
+std::vector<int64_t> Checkpointer::steps() const {
+  if (is_pretended()) return {};
+  return impl_->run.folder.finished_steps();
+}
 
 void Checkpointer::wait() { impl_->saving.finish(); }
 

@@ -10,6 +10,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/file_io.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -32,11 +33,12 @@ Saving::~Saving() {
 }
 
 void Saving::finish() {
-  if (!job_) return;
+  if (!job_ && !saves_nowhere_) return;
+  saves_nowhere_ = false;
   const auto ended = std::exchange(job_, nullptr);
   const auto doing = ddp::str("saving step ", job_step_);
-  run_.peers.agree(ended->wait_for_files(), doing);
-  run_.peers.agree(ended->wait_for_end(), doing);
+  run_.peers.agree(ended ? ended->wait_for_files() : "", doing);
+  run_.peers.agree(ended ? ended->wait_for_end() : "", doing);
   damaged_steps_.clear();  // a save that fails may not have removed them
 }
 
@@ -75,7 +77,7 @@ std::string Saving::begin(int64_t step) {
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
     DDP_CHECK_VALUE(misfit.empty(), misfit);
-    if (run_.peers.rank() != 0) return;
+    if (run_.peers.rank() != 0 || is_pretended()) return;
     check_is_newest(step);
     hidden = run_.folder.begin(step);
   });
@@ -128,6 +130,7 @@ void Saving::exchange_shards(int64_t step) {
   const auto doing = ddp::str("saving step ", step);
   const auto problem = problem_of([&] { sharded.refresh(); });
   sharded.exchange(run_.peers, run_.peers.agree_without(problem, sharded.change(), doing), doing);
+  if (is_pretended()) return;  // the other ranks seem to have this one's shards
   const auto misfit = problem_of([&] { sharded.index(); });
   if (!misfit.empty()) run_.peers.throw_agreed(misfit);
 }
@@ -135,8 +138,9 @@ void Saving::exchange_shards(int64_t step) {
 SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
   const auto& folder = run_.folder;
   DDP_CHECK(
-      kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
-      folder.path_of(hidden), ", which rank 0 made, got nothing", kShareRemedy);
+      is_pretended() || kind_of_path(folder.path_of(hidden)) == PathKind::Folder,
+      "expected to find ", folder.path_of(hidden), ", which rank 0 made, got nothing",
+      kShareRemedy);
   SavePlan plan{
       folder,         hidden, step, run_.peers.rank(), run_.peers.size(), run_.options.keep_last(),
       damaged_steps_, {}};
@@ -152,7 +156,7 @@ SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
     if (shards.toGenericDict().empty()) continue;
     plan.files.emplace_back(shard_file(part.name, plan.rank), std::move(shards));
   }
-  if (plan.rank == 0) plan.index = run_.sharded.index();
+  if (plan.rank == 0 && !is_pretended()) plan.index = run_.sharded.index();
   plan.files.emplace_back(rank_file(plan.rank), copy_to_host(state_of_rank(run_.parts), copies));
   copies.wait();  // once: then the program may change what is saved
   return plan;
@@ -173,7 +177,8 @@ void Saving::save(int64_t step) {
     discard(hidden);
     throw;
   }
-  job_ = std::make_unique<SaveJob>(std::move(*plan));
+  saves_nowhere_ = is_pretended();
+  if (!saves_nowhere_) job_ = std::make_unique<SaveJob>(std::move(*plan));
   job_step_ = step;
   continue_from(step);
   if (!run_.options.background()) finish();

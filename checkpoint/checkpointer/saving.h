@@ -48,6 +48,7 @@ class Saving {
 
   CheckpointedRun& run_;
   std::unique_ptr<SaveJob> job_;  // all ranks have one, or none has
+  bool saves_nowhere_ = false;    // in place of a job, in a pretended rank
   int64_t job_step_ = -1;
   int64_t last_step_ = -1;  // that was saved or loaded
   std::vector<int64_t> damaged_steps_;

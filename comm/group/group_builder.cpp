@@ -21,8 +21,10 @@
 #include "backends/nccl/nccl.h"
 #include "backends/registry.h"
 #include "group/monitored_group.h"
+#include "group/pretended_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
+#include "pretend/pretend_backend.h"
 #include "rendezvous/rendezvous.h"
 #include "store/startup_barrier.h"
 
@@ -233,22 +235,24 @@ ProcessGroup connect_group(
     if (!instance && is_subgroup_of_one) {
       instance = backends::make_single_rank_backend(backend, recipe.timeout);
     } else if (!instance) {
-      instance = description.make(
+      const backends::Setup setup = {
           // The deadline limits connecting, which some do in the first collective.
-          {description.connects_late ? store->with_prefix(backend)
-                                     : store->with_prefix(backend)->with_deadline(deadline),
-           rank,
-           size,
-           recipe.timeout,
-           deadline,
-           name,
-           {recipe.world_ranks.begin(), recipe.world_ranks.end()},
-           recipe.gloo_devices,
-           recipe.backends_required,
-           parent ? parent->getBackend(device_type) : nullptr,
-           parent_ranks,
-           recipe.device_id,
-           recipe.nccl});
+          description.connects_late ? store->with_prefix(backend)
+                                    : store->with_prefix(backend)->with_deadline(deadline),
+          rank,
+          size,
+          recipe.timeout,
+          deadline,
+          name,
+          {recipe.world_ranks.begin(), recipe.world_ranks.end()},
+          recipe.gloo_devices,
+          recipe.backends_required,
+          parent ? parent->getBackend(device_type) : nullptr,
+          parent_ranks,
+          recipe.device_id,
+          recipe.nccl};
+      instance = recipe.pretended ? make_pretend_backend(recipe.pretended, setup, backend, key)
+                                  : description.make(setup);
     }
     if (is_new) type = free_backend_type(instance->getBackendName(), types);
     group->setBackend(device_type, type, instance);
@@ -266,6 +270,7 @@ ProcessGroup connect_group(
 void sit_out_group(
     const GroupRecipe& recipe, const Deadline& deadline, const std::string& name,
     const ProcessGroup& parent) {
+  if (recipe.pretended) return;
   std::set<std::string> done;
   for (const auto& [device, backend] : recipe.backends) {
     const auto& description = *backends::find(backend);
@@ -302,6 +307,9 @@ ProcessGroup build_group(
   initialize_logging();
   ignore_broken_pipes();
   const auto environment = read_environment(process_variable);
+  if (auto own = read_pretended_rank(process_variable, given.rank(), given.world_size())) {
+    return build_pretended_group(given, environment, *own);
+  }
   auto options = resolved(given, environment);
   options.timeout(std::min(options.timeout(), Deadline::kLongest));
   const Deadline deadline(std::min(limit, options.timeout()));
@@ -319,6 +327,7 @@ ProcessGroup build_group(
   const auto picker = is_unknown ? std::nullopt : device_picker(recipe.backends);
   if (!is_unknown) check_gpu_options(options, picker);
   const auto met = rendezvous(options, environment, deadline);
+  start_call_log(environment, met.rank, met.world_size);
 
   GpuAssignment gpu;
   try {

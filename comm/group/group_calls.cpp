@@ -9,12 +9,14 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/collective_backend.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/tensor_memory.h>
 #include <ddp/internal/text.h>
 
 #include "backends/registry.h"
@@ -78,6 +80,8 @@ using backends::ServedBackend;
 BackendCapabilities capabilities_now(const ServedBackend& served, c10::Device device) {
   const auto& [backend, description, described, _] = served;
   auto capabilities = described;
+  // A list of calls has the memory of buckets, which is that of any backend without its own.
+  if (CallLog::active()) capabilities.reduces_in_own_memory = false;
   capabilities.reduces_in_own_memory =
       capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
   capabilities.has_own_memory =
@@ -88,7 +92,7 @@ BackendCapabilities capabilities_now(const ServedBackend& served, c10::Device de
 
 std::shared_ptr<GradientMemory> memory_of(const ServedBackend& served) {
   const auto* description = served.description;
-  if (!description || !description->gradient_memory) return nullptr;
+  if (!description || !description->gradient_memory || CallLog::active()) return nullptr;
   return description->gradient_memory(*served.backend);
 }
 
@@ -99,7 +103,10 @@ WorkPtr start_monitored(
   if (!monitor || group.getSize() == 1) return handle_of(start());
   StartedCall call;
   const auto doing = [&] { return ddp::str("starting ", where()); };
-  monitor->abort_on_error(doing, [&] { call = start(); });
+  monitor->abort_on_error(doing, [&] {
+    const CallPlace place(where);
+    call = start();
+  });
   CallWatch watch{monitor, std::move(where)};
   watch.on_stream = wait_on == WaitOn::Stream && capabilities_of(group, device).waits_on_stream;
   watch.peers = peers;
@@ -181,10 +188,21 @@ void MonitoredGroup::check_in_use() const {
 WorkPtr MonitoredGroup::run(Collective c) {
   const auto device = c.first().device().type();
   RECORD_FUNCTION(dispatcher_name(c.type), dispatcher_tensors(c));
-  return recorded(c.described(), device, [&] {
+  auto* const log = number_in_log_ < 0 ? nullptr : CallLog::active();
+  const auto number = log ? log->add_call(number_in_log_, c) : 0;
+  auto work = recorded(c.described(), device, [&] {
+    const MemoryScope of_backend(MemoryKind::Uncounted);
     const auto& to = serving(device);
     return to.runner ? to.runner->run(std::move(c)) : run_on(*to.backend, std::move(c));
   });
+  if (log) log->set_handle(work.get(), number);
+  return work;
+}
+
+uint64_t MonitoredGroup::log_call(
+    const char* kind, const Tensors& tensors, int peer, int tag) const {
+  auto* const log = number_in_log_ < 0 ? nullptr : CallLog::active();
+  return log ? log->add_call(number_in_log_, kind, tensors, peer, tag) : 0;
 }
 
 void MonitoredGroup::refused(Kind kind, const std::exception& error) {
@@ -250,12 +268,15 @@ WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
                       : getBackendType() == BackendType::NCCL ? c10::kCUDA
                                                               : barrier_device(*this).type();
   RECORD_FUNCTION(dispatcher_name(OpType::BARRIER), c10::ArrayRef<const c10::IValue>());
-  return recorded(
+  const auto number = log_call("barrier", {}, /*peer=*/-1);
+  auto work = recorded(
       describe_call(Kind::Barrier, {}), device, [&] { return getBackend(device)->barrier(o); });
+  if (number > 0) CallLog::active()->set_handle(work.get(), number);
+  return work;
 }
 
 WorkPtr MonitoredGroup::start_message(
-    const char* dispatcher_name, const Tensors& tensors,
+    const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer, int tag,
     c10::function_ref<WorkPtr(c10d::Backend&)> start) {
   check_in_use();
   DDP_CHECK_VALUE(
@@ -263,22 +284,32 @@ WorkPtr MonitoredGroup::start_message(
       on_rank_text(*this), ". Call it once for each.");
   auto& backend = *serving(tensors[0].device().type()).backend;
   RECORD_FUNCTION(dispatcher_name, std::vector<c10::IValue>{tensors[0]});
+  const auto number = log_call(kind, tensors, peer, tag);
+  WorkPtr work;
+  {
+    const MemoryScope of_backend(MemoryKind::Uncounted);
+    work = start(backend);
+  }
+  if (number > 0) CallLog::active()->set_handle(work.get(), number);
   return watched(
-      start(backend), describe_call(Kind::Message, tensors), tensors[0].device().type(),
+      std::move(work), describe_call(Kind::Message, tensors), tensors[0].device().type(),
       /*is_single_message=*/true);
 }
 
 WorkPtr MonitoredGroup::send(Tensors& t, int dst, int tag) {
-  return start_message("c10d::send", t, [&](auto& to) { return to.send(t, dst, tag); });
+  return start_message(
+      "c10d::send", "send", t, dst, tag, [&](auto& to) { return to.send(t, dst, tag); });
 }
 
 WorkPtr MonitoredGroup::recv(Tensors& t, int src, int tag) {
-  return start_message("c10d::recv_", t, [&](auto& from) { return from.recv(t, src, tag); });
+  return start_message(
+      "c10d::recv_", "recv", t, src, tag, [&](auto& from) { return from.recv(t, src, tag); });
 }
 
 WorkPtr MonitoredGroup::recvAnysource(Tensors& t, int tag) {
-  return start_message(
-      "c10d::recv_any_source_", t, [&](auto& from) { return from.recvAnysource(t, tag); });
+  return start_message("c10d::recv_any_source_", "recv", t, /*peer=*/-1, tag, [&](auto& from) {
+    return from.recvAnysource(t, tag);
+  });
 }
 
 WorkPtr monitored(

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
@@ -93,6 +94,10 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.coordinate = recipe_.coordinate;
   monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
   add_to_flight_record(monitor_);
+  auto* const log = CallLog::active();
+  if (log && getSize() > 1) {
+    number_in_log_ = log->add_group(getGroupName(), recipe_.axis, recipe_.world_ranks);
+  }
 }
 
 /// Once, because each call of a collective asks for them.

@@ -28,6 +28,7 @@
 namespace ddp {
 
 class JobMonitor;
+struct PretendedJob;
 
 /// The settings that a group was made with, so that its subgroups are made alike.
 struct GroupRecipe {
@@ -43,6 +44,8 @@ struct GroupRecipe {
       {};                       // counted over the ranks of this host, if no launcher gave it
   bool is_mirror = false;       // of a process that has not met the other ranks yet
   std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" without one
+  std::string axis = "world";   // of a mesh, for the list of calls; else "group"
+  std::shared_ptr<PretendedJob> pretended = {};  // of ranks that need not exist
 };
 
 /// A process group that this library made, with its monitor and the history of its calls.
@@ -108,6 +111,10 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
 
   WorkPtr run(Collective collective) override;
   WorkPtr barrier(const c10d::BarrierOptions& o) override;
+  /// Writes a call into the list of calls, if there is one.
+  ///
+  /// \param tag  of a message. \return  its number in the list; 0: it is not in it.
+  uint64_t log_call(const char* kind, const Tensors& tensors, int peer, int tag = -1) const;
   /// Has the monitor watch a batch of messages, and returns it.
   ///
   /// \param tensors  not empty; describes it.
@@ -122,7 +129,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   WorkPtr recorded(
       const CollectiveCall& call, c10::DeviceType device, c10::function_ref<WorkPtr()> start);
   WorkPtr start_message(
-      const char* dispatcher_name, const Tensors& tensors,
+      const char* dispatcher_name, const char* kind, const Tensors& tensors, int peer, int tag,
       c10::function_ref<WorkPtr(c10d::Backend&)> start);
   WorkPtr watched(
       WorkPtr work, const CollectiveCall& call, c10::DeviceType device,
@@ -140,6 +147,7 @@ class MonitoredGroup : public Uniform<c10d::ProcessGroup> {
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;
+  int number_in_log_ = -1;                       // of CallLog; -1: its calls are not in the list
   std::vector<c10::DeviceType> stream_devices_;  // whose collectives only a stream waits for
   // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
   // last other reference is dropped. In the process that made the group, that drops this one.

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
@@ -91,6 +92,8 @@ bool GroupMonitor::is_watching() const { return setup_.size > 1 && setup_.job->i
 void GroupMonitor::wait_until(
     c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers,
     const c10d::Work* work) {
+  if (work) log_wait(work);
+  const HostWait waited;
   if (wait(kWaitSlice)) return;
   DDP_CHECK(
       setup_.job->is_rank(), "process group: expected a wait in the process that made the group, ",
@@ -147,6 +150,7 @@ void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
 }
 
 void GroupMonitor::wait_on_stream(c10d::Work& work, WaitPoint where) {
+  log_wait(&work);
   try {
     work.wait();
   } catch (...) {
@@ -157,6 +161,7 @@ void GroupMonitor::wait_on_stream(c10d::Work& work, WaitPoint where) {
 void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> step) {
   check();
   try {
+    const CallPlace place(doing);
     step();
   } catch (...) {
     check();  // throws the recorded text if a wait in `step` has failed the group
@@ -186,6 +191,8 @@ void GroupMonitor::throw_aborted(const std::string& why) {
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
   const auto find_blamed = [this] { return blamed_ranks(); };
+  auto* const log = CallLog::active();
+  if (log && is_watching()) log->set_failure(why);
   if (is_watching()) return setup_.job->fail(without_full_stop(why), find_blamed);
   if (setup_.job->is_rank()) setup_.job->note_error(without_full_stop(why));
   return why;

@@ -6,6 +6,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -118,6 +119,8 @@ std::vector<ProcessGroup> connect_subgroups(
     }
     // Else that of the parent's mesh, which is this rank's place in the job, too.
     if (!group.coordinate.empty()) recipe.coordinate = group.coordinate;
+    const bool is_whole = ranks.size() == static_cast<size_t>(parent->getSize());
+    if (group.kind != kUnnamed || !is_whole) recipe.axis = group.kind;
     if (group.timeout) recipe.timeout = *group.timeout;
     if (group.is_of_hosts) {
       recipe.backends = {{"cpu", "gloo"}};
@@ -183,6 +186,8 @@ ProcessGroup split_group(int color, int key, const GroupArg& parent_arg) {
   constexpr const char* kCall = "split_group";
   const auto parent = parent_arg.get();
   made_here(kCall, parent);
+  check_not_pretended(
+      kCall, "Name the members: new_group(ranks), or init_device_mesh for groups along axes.");
   const auto given = exchange_texts(kCall, parent, [&] {
     DDP_CHECK_VALUE(
         color >= -1, "split_group: expected a color of at least -1, got ", color, " ",

@@ -13,10 +13,13 @@ namespace ddp {
 
 class MonitoredGroup;
 
+/// The kind of a group that is no axis of a mesh.
+constexpr const char* kUnnamed = "group";
+
 struct Subgroup {
   std::vector<int> ranks;       // in the parent, in the new group's order; may lack this one
   std::string key;              // differs between the groups that are made together
-  std::string kind = "group";   // of its name, before its ranks in the job
+  std::string kind = kUnnamed;  // of its name, before its ranks in the job
   std::string coordinate = {};  // as of GroupRecipe
   std::optional<std::chrono::milliseconds> timeout = {};  // of its collectives; else the parent's
   bool is_of_hosts = false;  // over Gloo, and not over the parent's backends

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/current_stream.h>
 #include <ddp/internal/ranges.h>
 
@@ -51,6 +52,7 @@ void CollectiveHandle::blockCurrentStream() {
 bool CollectiveHandle::wait(std::chrono::milliseconds timeout) {
   bool all = true;
   for (const auto& part : call_->parts) {
+    log_wait(part.get());
     if (watch_ && timeout == kNoTimeout) {
       watch_part(*part);
     } else {

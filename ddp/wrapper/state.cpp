@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/ranges.h>
@@ -47,6 +48,9 @@ void State::before_forward(std::optional<int64_t> samples) {
   samples = terms().take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
+  if (const torch::nn::Module* const module = tensors_.module().get()) {
+    log_forward<torch::nn::Module>(module);
+  }
   if (check_stepper_ && !steps_by_bucket_) check_stepper_();
   watch_->warn_of_new(monitor());
   count_samples_of_forward(samples);

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
@@ -207,6 +208,9 @@ PipelineRunner::PipelineRunner(
 PipelineResult PipelineRunner::step(
     const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
   const c10::AutoGradMode with_gradients(true);
+  std::vector<const torch::nn::Module*> modules;
+  for (const auto& chunk : setup_.chunks) modules.push_back(chunk.module.get());
+  log_forward<torch::nn::Module>(modules);
   const EarlierGradients earlier(summed_parameters());
   PipelineResult result;
   {

@@ -12,6 +12,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/tensor_memory.h>
 
 namespace ddp {
 namespace {
@@ -91,7 +92,8 @@ c10::DataPtr allocate_block(size_t bytes, OnFree on_free) {
     if (on_free == OnFree::kReuse) trim_blocks();
     block = map_block(bytes);
   }
-  return {block.memory, new Block(block), free, c10::kCPU};
+  return counted_memory(
+      {block.memory, new Block(block), free, c10::kCPU}, bytes, MemoryKind::Gathered);
 }
 
 at::Tensor empty_block(int64_t numel, const at::TensorOptions& options, OnFree on_free) {

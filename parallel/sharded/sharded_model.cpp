@@ -15,6 +15,7 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
+#include <ddp/internal/tensor_memory.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -423,6 +424,7 @@ at::Tensor ShardedModel::packed_memory(const UnitGradients& gradients) {
   if (!fits) {
     packed_.reset();
     auto* memory = gradient_memory();
+    const MemoryScope of_bucket(MemoryKind::Buckets);
     packed_ = memory ? memory->allocate(numel, options)
                      : reducible_memory(*reduce_groups_.shard, numel, options);
   }

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <ddp/fully_sharded.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 
@@ -58,6 +59,8 @@ UnitCall::UnitCall(FullyShardedBase& unit) {
       "FullyShardedDataParallel: expected no autocast beside mp_policy, because both cast, got "
       "both ",
       on_rank_text(*unit.unit_->groups().shard), ". Leave one of them out.");
+  const torch::nn::Module* const module = &unit;
+  log_forward<torch::nn::Module>(module);
   auto place = unit.unit_->model()->enter(*unit.unit_, unit.gradient_sync_);
   state_ = std::make_unique<State>(
       State{unit.weak_from_this().lock(), unit.policy_, unit.unit_, std::move(place), false, {}});

@@ -11,6 +11,7 @@
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/side_stream.h>
+#include <ddp/internal/tensor_memory.h>
 
 #include "sharded/block_pool.h"
 
@@ -204,7 +205,10 @@ at::TensorOptions UnitGradients::packed_options() const {
 void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
   const c10::NoGradGuard no_grad;
   is_reduced_ = true;
-  sum_ = empty_block(slice_numel(), packed_options(), OnFree::kReturn);
+  {
+    const MemoryScope of_gradients(MemoryKind::Gradients);
+    sum_ = empty_block(slice_numel(), packed_options(), OnFree::kReturn);
+  }
   const auto ranks = groups.shard->getSize();
   auto& target = ranks == 1 ? sum_ : packed;
   pack(target);

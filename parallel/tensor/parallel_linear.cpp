@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/functional.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
@@ -153,6 +154,7 @@ void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
   const auto group = options.process_group().get();
+  log_layer_forward(weight);
   check_input(kColumn, input, options.in_features(), *group);
   const auto output = options.sequence_parallel() ? gathered_linear(input, weight, bias, group)
                                                   : copied_linear(input, weight, bias, group);
@@ -222,6 +224,7 @@ void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
   const auto group = options.process_group().get();
   const int64_t features = options.input_is_parallel() ? weight.size(1) : options.in_features();
+  log_layer_forward(weight);
   check_input(kRow, input, features, *group);
   const auto own =
       options.input_is_parallel() ? input : functional::scatter_to_region(input, group);

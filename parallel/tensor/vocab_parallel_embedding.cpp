@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/functional.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
 #include <ddp/vocab_parallel.h>
@@ -103,6 +104,7 @@ void VocabParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& input) {
   const auto group = options.process_group().get();
+  log_layer_forward(weight);
   check_tokens(input, options.num_embeddings(), *group);
   const int64_t rows = weight.size(0);
   const auto row = input - group->getRank() * rows;

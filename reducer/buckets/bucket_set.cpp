@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/tensor_memory.h>
 
 #include "gradients/sharded_gradients.h"
 
@@ -77,6 +78,7 @@ BucketStorage::Allocate BucketSet::make_allocator(
     const std::vector<std::vector<size_t>>& plan) const {
   if (!shards_) {
     return [this](int64_t numel, const at::TensorOptions& options) {
+      const MemoryScope of_bucket(MemoryKind::Buckets);
       return reducible_memory(*group_, numel, options);
     };
   }
@@ -91,6 +93,7 @@ BucketStorage::Allocate BucketSet::make_allocator(
   };
   const auto shared = std::make_shared<Shared>();
   return [this, largest, shared](int64_t numel, const at::TensorOptions& options) {
+    const MemoryScope of_bucket(MemoryKind::Buckets);
     const auto turn = shared->bucket++ % buffers_;
     auto& memory = shared->memory[{options.dtype().toScalarType(), options.device().index(), turn}];
     if (!memory.defined()) memory = reducible_memory(*group_, largest, options).zero_();

@@ -31,6 +31,7 @@ FOLDER_OF = {
     "line_channel": "membership",
     "lines": "membership",
     "owner_process": "base",
+    "pretended": "pretend",
     "process_group_options": "base",
     "process_signs": "base",
     "random_streams": "base",

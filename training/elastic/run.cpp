@@ -14,6 +14,7 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/optimizer_time.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
@@ -88,6 +89,7 @@ Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
     has_state = true;
     return;
   }
+  check_not_pretended("Elastic", "Start the job with ddprun --elastic, and without --pretend.");
   generations = std::make_unique<Generations>(
       Generations::Settings{coordinator, slot_of_environment(), group_options});
   generation.slot = generations->slot();

@@ -13,6 +13,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/metrics.h>
 #include <ddp/internal/owner_process.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 #include <ddp/internal/utf8.h>
@@ -138,7 +139,7 @@ void Metrics::Impl::open() {
   const auto group = options.group().get();
   const auto problem = problem_of([&] {
     check_options(options);
-    if (group->getRank() != 0) return;
+    if (group->getRank() != 0 || is_pretended()) return;
     writer = std::make_unique<MetricsWriter>(MetricsTargets{
         options.tensorboard(), options.jsonl(), options.prometheus_file(), options.prometheus()});
   });

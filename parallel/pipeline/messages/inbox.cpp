@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ddp/internal/call_log.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/text.h>
 
@@ -36,11 +37,16 @@ StageMessage StageInbox::take(WaitPoint where) {
     arrived_.pop_front();
     ++taken_;
   });
+  if (auto* const log = CallLog::active()) {
+    for (const auto call : message.calls) log->add_wait(call);
+  }
   return message;
 }
 
 StageInbox::Posted StageInbox::post(
     const at::Tensor& memory, const ExpectedMessage& expected) const {
+  const auto where = [&] { return text_of(expected.action, wire_.shape, wire_.group->getRank()); };
+  const CallPlace place(where);
   return {memory, wire_.receive(memory, expected.message)};
 }
 
@@ -86,8 +92,13 @@ void StageInbox::receive_all() {
     for (; posted < std::min(number + kAhead, expected_.size()); ++posted) {
       headers.push_back(post_words(kHeaderWords, expected_[posted]));
     }
-    auto message = receive(
-        expected_[number], headers.front(), [&](const auto& work) { receiver_.wait_for(work); });
+    std::vector<uint64_t> calls;  // for which the computing thread waits
+    auto* const log = CallLog::active();
+    auto message = receive(expected_[number], headers.front(), [&](const auto& work) {
+      if (log) calls.push_back(log->take_handle(work.get()));
+      receiver_.wait_for(work);
+    });
+    message.calls = std::move(calls);
     headers.pop_front();
     receiver_.change([&] { arrived_.push_back(std::move(message)); });
   }

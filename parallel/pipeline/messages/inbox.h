@@ -28,6 +28,7 @@ struct ExpectedMessage {
 struct StageMessage {
   StageMessageHeader header;
   std::vector<at::Tensor> tensors;
+  std::vector<uint64_t> calls = {};  // that a thread has received it by, in the list of calls
 };
 
 /// Receives the messages of one direction in a step, in their order.
