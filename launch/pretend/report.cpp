@@ -20,22 +20,22 @@ constexpr size_t kShownFaults = 20;
 
 using Row = std::vector<std::string>;
 
-/// Columns: the first two to the left, numbers to the right.
-std::string aligned(const std::vector<Row>& rows) {
+/// Columns, of which the first ones go to the left.
+std::string aligned(const std::vector<Row>& rows, size_t left) {
   std::vector<size_t> widths(rows.front().size());
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
-  OutputText text;
+  std::string text;
   for (const auto& row : rows) {
-    text << ' ';
+    std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      text << ' ' << (i < 2 ? std::left : std::right) << std::setw(static_cast<int>(widths[i]))
-           << row[i];
+      const std::string space(widths[i] - row[i].size(), ' ');
+      line += "  " + (i < left ? row[i] + space : space + row[i]);
     }
-    text << '\n';
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
-  return text.str();
+  return text;
 }
 
 /// Milliseconds, to the microsecond.
@@ -53,13 +53,13 @@ std::string step_text(const CallList& list, const StepOfList& step) {
 
 std::string memory_text(const CallList& list) {
   if (list.memory.empty()) return "";
-  std::vector<Row> rows{{"memory", "", "own peak", "at the peak of all"}};
+  std::vector<Row> rows{{"memory", "own peak", "at the peak of all"}};
   for (const auto& [kind, memory] : list.memory) {
-    rows.push_back({kind, "", mib_text(memory.peak), mib_text(memory.at_peak)});
+    rows.push_back({kind, mib_text(memory.peak), mib_text(memory.at_peak)});
   }
-  rows.push_back({"all tensors", "", "", mib_text(list.peak)});
-  if (list.process_peak > 0) rows.push_back({"the process", "", mib_text(list.process_peak), ""});
-  return aligned(rows);
+  rows.push_back({"all tensors", "", mib_text(list.peak)});
+  if (list.process_peak > 0) rows.push_back({"the process", mib_text(list.process_peak), ""});
+  return aligned(rows, 1);
 }
 
 std::string calls_text(const CallList& list, const StepOfList& step) {
@@ -69,7 +69,7 @@ std::string calls_text(const CallList& list, const StepOfList& step) {
   for (const auto& sum : sums) {
     rows.push_back({sum.axis, sum.kind, str(sum.ranks), str(sum.calls), str(sum.bytes)});
   }
-  return aligned(rows);
+  return aligned(rows, 2);
 }
 
 std::string json_of_memory(const CallList& list, int64_t KindOfMemory::*which) {
