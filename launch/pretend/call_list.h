@@ -1,4 +1,4 @@
-// What a rank called in a run: a file rank_R.calls, which a program writes where it finds
+// A rank's calls in a run: a file rank_R.calls, which a program writes where it finds
 // DDP_CALLS_DIR.
 #pragma once
 

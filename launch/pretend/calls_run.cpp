@@ -50,18 +50,27 @@ int report_on(
   return report.faults.empty() ? 0 : kFaulty;
 }
 
+/// The lists that are there: ranks that failed early, or were ended, may have written none.
+std::vector<CallList> readable_lists(const std::string& folder, const std::vector<int>& ranks) {
+  std::vector<CallList> lists;
+  for (const int rank : ranks) {
+    try {
+      lists.push_back(read_call_lists(folder, {rank}).front());
+    } catch (const std::exception&) {
+      continue;
+    }
+  }
+  return lists;
+}
+
 /// A fault in the order may be why the ranks failed.
 void report_on_failed(
     const std::string& folder, const std::vector<int>& ranks, const CallsOptions& options,
     int code) {
-  try {
-    const auto report = make_report(read_call_lists(folder, ranks), options.links);
-    if (options.json) return print(json_of_failed(report, code));
-    for (const auto& line : lines_of_faults(report.faults)) {
-      std::fprintf(stderr, "ddprun: %s\n", line.c_str());
-    }
-  } catch (const std::exception&) {  // ranks that failed early wrote no lists
-    if (options.json) print(str("{\"exit_code\": ", code, "}\n"));
+  const auto report = make_report(readable_lists(folder, ranks), options.links);
+  if (options.json) return print(json_of_failed(report, code));
+  for (const auto& line : lines_of_faults(report.faults)) {
+    std::fprintf(stderr, "ddprun: %s\n", line.c_str());
   }
 }
 

@@ -5,7 +5,7 @@
 namespace ddp::launch {
 namespace {
 
-/// What passes through each link of a ring, in parts of `bytes`.
+/// The bytes that pass through each link of a ring.
 enum class Volume { None, Once, OtherParts, TwiceOtherParts, OtherRanks };
 
 struct Ring {

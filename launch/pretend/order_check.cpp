@@ -105,7 +105,7 @@ class GroupCheck {
 
   using Signature = std::tuple<std::string, std::string, int64_t, int>;
 
-  /// What has to be equal on all ranks.
+  /// The parts of a call that all ranks have to agree on.
   Signature signature(const ListedCall& call, bool has_dtypes) const {
     return {
         call.kind, has_dtypes ? call.dtype : "-", has_equal_bytes(call.kind) ? call.bytes : 0,

@@ -37,7 +37,7 @@ const char* name_of(OrderFault::Kind kind);
 
 /// Compares the calls of present ranks, group by group, and lets the ranks go through them.
 ///
-/// Of each group the first fault is returned: those after it may follow from it. A deadlock of
+/// The first fault of each group is returned: those after it may follow from it. A deadlock of
 /// groups of which one has another fault is left out for the same reason. Nothing is said of calls
 /// after the end of a list that is not complete.
 std::vector<OrderFault> check_order(const std::vector<CallList>& lists, const Meetings& meetings);

@@ -132,7 +132,7 @@ CallsReport make_report(std::vector<CallList> lists, const std::optional<Links>&
   const auto run = replay(report.lists, meetings, report.steps, links);
   report.chain = run.chain;
   for (const auto& rank : run.ranks) report.seconds_of_ranks.push_back(rank.step_seconds);
-  if (links && run.all_ended()) {
+  if (links && !report.lists.empty() && run.all_ended()) {
     const auto& seconds = report.seconds_of_ranks;
     report.step_seconds = *std::max_element(seconds.begin(), seconds.end());
   }

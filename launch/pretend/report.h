@@ -1,4 +1,4 @@
-// What lists of calls say of a run, as text and as JSON.
+// A report on lists of calls, as text and as JSON.
 #pragma once
 
 #include <cstddef>

@@ -99,12 +99,15 @@ TEST_CASE("a pretended rank that fails ends the job with its code", "[process]")
   CHECK(job.out.empty());
   const Ended json = run(pretend({"--rank", "5", "--json"}, "exit 9"));
   CHECK(json.code == 9);
-  CHECK(json.out == "{\"exit_code\": 9}\n");
+  CHECK(json.out == "{\"exit_code\": 9, \"faults\": []}\n");
 }
 
 TEST_CASE("a fault in the order is said beside the failure that it led to", "[process]") {
-  const Ended job = run(
-      pretend({"--ranks", "0,5,7"}, "[ $RANK = 5 ] && bytes=8\n" + std::string(kTrain) + "exit 4"));
+  // A rank that fails ends the others, so each waits until all lists are there.
+  const std::string wait =
+      "until [ $(cat $DDP_CALLS_DIR/*.calls | grep -c ^end) = 3 ]; do sleep 0.01; done; exit 4";
+  const Ended job =
+      run(pretend({"--ranks", "0,5,7"}, "[ $RANK = 5 ] && bytes=8\n" + std::string(kTrain) + wait));
   CHECK(job.code == 4);
   CHECK(job.out.empty());
   CHECK_THAT(job.err, ContainsText("ddprun: order: process group \"default_pg\""));
