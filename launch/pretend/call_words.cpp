@@ -25,6 +25,9 @@ std::string peer_text(const CallList& list, const ListedCall& call) {
 
 std::string group_text(
     const std::string& name, const std::string& axis, const std::vector<int>& ranks) {
+  // Meshes' groups have both in their names.
+  if (name == str(axis, " [", joined_by(", ", ranks), "]"))
+    return str("process group \"", name, "\"");
   return str(
       "process group \"", name, "\" (", axis.empty() || axis == name ? "" : axis + ", ",
       short_ranks_text(ranks), ")");

@@ -1,6 +1,7 @@
 #include "launch/pretend/meetings.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <tuple>
@@ -26,6 +27,7 @@ class Matching {
     for (size_t group = 0; group < result_.groups.size(); ++group) meet_collectives(group);
     for (auto& [key, lane] : messages_) {
       if (takes_any_.count({lane.group, lane.to}) > 0) lane.both_are_present = false;
+      match(lane);
       meet_messages(lane);
       result_.messages.push_back(lane);
     }
@@ -107,6 +109,40 @@ class Matching {
       }
       add_meeting(std::move(meeting), group);
     }
+  }
+
+  /// Brings sends and receives that meet to the same indices.
+  void match(MessageLane& lane) const {
+    std::map<std::pair<int64_t, std::string>, std::deque<CallOfRank>> waiting;
+    for (const auto& receive : lane.receives) waiting[size_and_dtype(receive)].push_back(receive);
+    MessageLane matched;
+    std::vector<CallOfRank> other_sends;
+    for (const auto& send : lane.sends) {
+      auto& receives = waiting[size_and_dtype(send)];
+      if (receives.empty()) {
+        other_sends.push_back(send);
+        continue;
+      }
+      matched.sends.push_back(send);
+      matched.receives.push_back(receives.front());
+      receives.pop_front();
+    }
+    std::vector<CallOfRank> other_receives;
+    for (const auto& [key, receives] : waiting) {
+      other_receives.insert(other_receives.end(), receives.begin(), receives.end());
+    }
+    std::sort(other_receives.begin(), other_receives.end(), [](const auto& a, const auto& b) {
+      return a.call < b.call;
+    });
+    lane.sends = std::move(matched.sends);
+    lane.receives = std::move(matched.receives);
+    lane.sends.insert(lane.sends.end(), other_sends.begin(), other_sends.end());
+    lane.receives.insert(lane.receives.end(), other_receives.begin(), other_receives.end());
+  }
+
+  std::pair<int64_t, std::string> size_and_dtype(const CallOfRank& at) const {
+    const auto& call = lists_[at.list].calls[at.call];
+    return {call.bytes, call.dtype};
   }
 
   void meet_messages(const MessageLane& lane) {

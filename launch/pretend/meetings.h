@@ -36,7 +36,8 @@ struct Meeting {
   std::vector<CallOfRank> calls;
 };
 
-/// The messages with one tag from one rank to another one of a group.
+/// The messages with one tag from one rank to another one of a group. A send meets the receive at
+/// its index, if there is one.
 struct MessageLane {
   size_t group;
   int from, to;  // ranks of the world
@@ -53,8 +54,10 @@ struct Meetings {
 };
 
 /// Groups with equal names, axes and ranks are one; so are the k-th of several such groups of each
-/// rank. In a group, the k-th collectives of its ranks meet, of whatever kind they are, and the
-/// k-th send from one rank to another one meets the k-th receive there with the same tag.
+/// rank. In a group, the k-th collectives of its ranks meet, of whatever kind they are. The k-th
+/// send with a tag, a size and a dtype from one rank to another one meets the k-th such receive
+/// there, because programs that write no tags receive in another order; what is left meets in
+/// order.
 ///
 /// Cost: O(calls + members of groups * log(lists)).
 Meetings find_meetings(const std::vector<CallList>& lists);

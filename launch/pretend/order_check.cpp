@@ -277,9 +277,9 @@ class MessageCheck {
     return fault(
         Kind::UnmatchedMessage, odd, lacks_receive ? sends[both] : receives[both],
         str("as many receives as sends, but rank ", lane_.from, " sends ", sends.size(),
-            " and rank ", lane_.to, " receives ", receives.size(), ": number ", both, " is ",
+            " and rank ", lane_.to, " receives ", receives.size(), ": ",
             text_of(lacks_receive ? sends[both] : receives[both]), " on rank ",
-            lacks_receive ? lane_.from : lane_.to,
+            lacks_receive ? lane_.from : lane_.to, " meets none",
             ". Receive each message that is sent, on the rank that it is sent to"));
   }
 
@@ -295,8 +295,8 @@ class MessageCheck {
     if (!is_other_dtype && send.bytes == receive.bytes) return std::nullopt;
     return fault(
         is_other_dtype ? Kind::OtherDtype : Kind::OtherSize, lane_.to, received,
-        str("message number ", number, " to have the same size and dtype on both, but rank ",
-            lane_.from, " called ", text_of(sent), " and rank ", lane_.to, " ", text_of(received),
+        str("a message to have the same size and dtype on both, but rank ", lane_.from, " called ",
+            text_of(sent), " and rank ", lane_.to, " ", text_of(received),
             ". Receive into a tensor of the size and dtype that is sent, in the order of sending"));
   }
 

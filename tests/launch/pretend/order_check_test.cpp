@@ -239,3 +239,33 @@ TEST_CASE("messages meet by their tags", "[pure]") {
   }
   CHECK(text_of_all(faults_of(lists)).empty());
 }
+
+TEST_CASE("messages without tags meet by their sizes", "[pure]") {
+  // A receiver that asks for the next header before it asks for the data.
+  std::vector<CallList> lists;
+  for (int rank = 0; rank < 2; ++rank) {
+    WrittenCalls calls(rank, 2);
+    const int group = calls.group("one", "group", {0, 1});
+    std::vector<int> works;
+    const std::vector<int> sizes =
+        rank == 0 ? std::vector<int>{8, 400, 8, 400} : std::vector<int>{8, 8, 400, 400};
+    for (const int size : sizes) {
+      works.push_back(calls.call(group, rank == 0 ? "send" : "recv", size, "", 1 - rank));
+    }
+    for (const int work : works) calls.wait(work);
+    lists.push_back(calls.list());
+  }
+  CHECK(text_of_all(faults_of(lists)).empty());
+}
+
+TEST_CASE("a mesh's group is named once", "[pure]") {
+  std::vector<CallList> lists;
+  for (int rank = 0; rank < 2; ++rank) {
+    WrittenCalls calls(rank, 2);
+    const int group = calls.group("dp [0, 1]", "dp", {0, 1});
+    calls.call_and_wait(group, rank == 0 ? "barrier" : "all_reduce", 4);
+    lists.push_back(calls.list());
+  }
+  CHECK_THAT(
+      text_of_all(faults_of(lists)), ContainsText("process group \"dp [0, 1]\": expected every"));
+}
