@@ -53,6 +53,9 @@ code 143 (ddp::PreemptionNotice), or that die by that signal, are not started ag
 Without --nnodes ddprun makes a world of its own ranks, and says where others were started beside it.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
+With --pretend each rank answers its own collectives, writes a list of its calls, and ddprun reports
+memory, calls and time of a step; 1 is the exit code where the calls of the ranks would not meet.
+
 Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,
 PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_ID, PET_RDZV_CONF, PET_MASTER_ADDR, PET_MASTER_PORT,
 PET_MAX_RESTARTS and PET_LOG_DIR, as by torchrun; Kubeflow sets them.
@@ -65,6 +68,7 @@ Examples:
   ddprun -n 8 --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 ./train
   ddprun -H host0:8,host1:8 ./train
   ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
+  ddprun --pretend 1024 --ranks 0,512 --link 50GB/s --intra 400GB/s ./train
 )";
 
 /// Adds the program and its arguments to CLI11's usage line.

@@ -182,7 +182,7 @@ void add_pretend_options(CLI::App& app, GivenPretended& given, LaunchOptions& op
   named(
       app.add_option(
              "--check", options.calls.check,
-             "Run nothing: report on the lists of calls that are there")
+             "Run nothing, and report on the lists of calls that are there")
           ->check(not_empty("a folder")),
       "FOLDER");
   named(
