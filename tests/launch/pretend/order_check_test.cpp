@@ -269,3 +269,34 @@ TEST_CASE("a mesh's group is named once", "[pure]") {
   CHECK_THAT(
       text_of_all(faults_of(lists)), ContainsText("process group \"dp [0, 1]\": expected every"));
 }
+
+TEST_CASE("the k-th of several groups with one name meets the k-th of the other ranks", "[pure]") {
+  std::vector<CallList> lists;
+  for (int rank = 0; rank < 2; ++rank) {
+    WrittenCalls calls(rank, 2);
+    const int one = calls.group("same", "group", {0, 1});
+    const int two = calls.group("same", "group", {0, 1});
+    const int first = calls.call(rank == 0 ? one : two, "all_reduce", rank == 0 ? 4 : 8);
+    const int second = calls.call(rank == 0 ? two : one, "all_reduce", rank == 0 ? 8 : 4);
+    calls.wait(first);
+    calls.wait(second);
+    lists.push_back(calls.list());
+  }
+  CHECK(text_of_all(faults_of(lists)).empty());
+}
+
+TEST_CASE("a deadlock that follows from another fault is not said", "[pure]") {
+  std::vector<CallList> lists;
+  for (int rank = 0; rank < 2; ++rank) {
+    WrittenCalls calls(rank, 2);
+    const int one = calls.group("one", "group", {0, 1}), two = calls.group("two", "group", {0, 1});
+    if (rank == 0) calls.call_and_wait(one, "barrier", 0);
+    calls.call_and_wait(two, "barrier", 0);
+    calls.call_and_wait(one, "barrier", 0);
+    lists.push_back(calls.list());
+  }
+  const auto faults = faults_of(lists);
+  REQUIRE(faults.size() == 1);
+  CHECK(faults[0].kind == Kind::MissingCall);
+  CHECK(faults[0].ranks == std::vector<int>{1});
+}
