@@ -40,6 +40,7 @@ class ListReader {
       begin = end + 1;
     }
     if (line_ == 0) fail("ddp-calls 1 in the first line", "nothing");
+    measure_computing();
     return std::move(list_);
   }
 
@@ -151,12 +152,7 @@ class ListReader {
     add_event(ListedEvent::Kind::Step, static_cast<size_t>(step_), number(1));
   }
 
-  void take_pause() {
-    // Threads may wait at the same time.
-    const auto begin = std::max({number(1), last_time_, pause_end_}), end = number(2);
-    paused_ += std::max<int64_t>(0, end - begin);
-    pause_end_ = std::max(pause_end_, end);
-  }
+  void take_pause() { pauses_.emplace_back(number(1), number(2)); }
 
   void take_memory() { list_.memory[fields_[1]] = {number(2), number(3)}; }
   void take_peak() { list_.peak = number(1); }
@@ -169,9 +165,28 @@ class ListReader {
   }
 
   void add_event(ListedEvent::Kind kind, size_t index, int64_t time) {
-    const auto computing = std::max<int64_t>(0, time - last_time_ - std::exchange(paused_, 0));
-    list_.events.push_back({kind, index, 1e-6 * static_cast<double>(computing)});
-    last_time_ = std::max(last_time_, time);
+    list_.events.push_back({kind, index, 0});
+    times_.push_back(time);
+  }
+
+  /// Fills in the time between events, without pauses. Threads may wait at the same time, and call
+  /// while another one waits, whose pause then follows in the list.
+  void measure_computing() {
+    std::sort(pauses_.begin(), pauses_.end());
+    int64_t last = 0;  // microseconds, up to which all is counted
+    auto pause = pauses_.begin();
+    for (size_t i = 0; i < times_.size(); ++i) {
+      const auto time = std::max(last, times_[i]);
+      int64_t computing = 0;
+      while (last < time) {
+        while (pause != pauses_.end() && pause->second <= last) ++pause;
+        const bool is_last = pause == pauses_.end();
+        const auto begin = is_last ? time : std::clamp(pause->first, last, time);
+        computing += begin - last;
+        last = is_last ? time : std::clamp(pause->second, begin, time);
+      }
+      list_.events[i].computing = 1e-6 * static_cast<double>(computing);
+    }
   }
 
   const std::string& name_;
@@ -180,9 +195,8 @@ class ListReader {
   std::map<int64_t, size_t> groups_, calls_;  // by the program's numbers
   int64_t line_ = 0;
   int64_t step_ = -1;
-  int64_t last_time_ = 0;  // microseconds
-  int64_t paused_ = 0;     // microseconds since the last event
-  int64_t pause_end_ = 0;  // microseconds
+  std::vector<int64_t> times_;                       // of events, microseconds
+  std::vector<std::pair<int64_t, int64_t>> pauses_;  // microseconds
 };
 
 std::string text_of_list(const std::string& path) {

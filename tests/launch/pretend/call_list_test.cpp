@@ -67,6 +67,22 @@ TEST_CASE("time that the process waited for others is no computation", "[pure]")
   CHECK(list.events[2].computing == Approx(10e-6));
 }
 
+TEST_CASE("a thread may call while another one waits", "[pure]") {
+  // The pause has its line at its end.
+  const auto list = parse_call_list(
+      "f", kBegin +
+               "step\t100\t0\n"
+               "call\t1\t150\t0\tbarrier\t-\t0\t-1\t\n"
+               "call\t2\t180\t0\tbarrier\t-\t0\t-1\t\n"
+               "pause\t110\t190\n"
+               "wait\t195\t1\npause\t300\t200\nend\t400\tok\n");
+  REQUIRE(list.events.size() == 5);
+  CHECK(list.events[1].computing == Approx(10e-6));
+  CHECK(list.events[2].computing == 0);
+  CHECK(list.events[3].computing == Approx(5e-6));
+  CHECK(list.events[4].computing == Approx(205e-6));  // a pause that ends before it begins is none
+}
+
 TEST_CASE("a list may be broken off, or say by what the program ended", "[pure]") {
   const auto cut = parse_call_list("f", kBegin + "call\t0\t5\t0\tbarrier\t-\t0\t-1\t\ncall\t1\t");
   CHECK(cut.calls.size() == 1);
