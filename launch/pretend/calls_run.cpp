@@ -50,12 +50,14 @@ int report_on(
   return report.faults.empty() ? 0 : kFaulty;
 }
 
-/// The lists that are there: ranks that failed early, or were ended, may have written none.
+/// The lists that are there: ranks that failed early, or were ended, may have written none. A
+/// program that failed may have ended its list by exit().
 std::vector<CallList> readable_lists(const std::string& folder, const std::vector<int>& ranks) {
   std::vector<CallList> lists;
   for (const int rank : ranks) {
     try {
       lists.push_back(read_call_lists(folder, {rank}).front());
+      lists.back().is_complete = false;
     } catch (const std::exception&) {
       continue;
     }

@@ -113,6 +113,15 @@ TEST_CASE("a fault in the order is said beside the failure that it led to", "[pr
   CHECK_THAT(job.err, ContainsText("ddprun: order: process group \"default_pg\""));
 }
 
+TEST_CASE("calls that a failed rank did not make are no fault", "[process]") {
+  const std::string wait =
+      "until [ $(cat $DDP_CALLS_DIR/*.calls | grep -c ^end) = 2 ]; do sleep 0.01; done; exit 4";
+  const std::string less = "[ $RANK = 5 ] && sed -i '/^call.1/d; /^wait.150/d' $list\n";
+  const Ended job = run(pretend({"--ranks", "0,5"}, std::string(kTrain) + less + wait));
+  CHECK(job.code == 4);
+  CHECK_THAT(job.err, ContainsText("exited with code 4") && !ContainsText("order:"));
+}
+
 TEST_CASE("the temporary folder of lists does not stay", "[process]") {
   const TemporaryFolder folder;
   ProcessOptions options;
