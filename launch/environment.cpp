@@ -32,6 +32,25 @@ std::optional<double> quota_in(const std::string& folder, bool is_second_version
   return quota > 0 && period > 0 ? std::optional<double>(quota / period) : std::nullopt;
 }
 
+constexpr const char* kPretend = "DDP_PRETEND=";
+constexpr const char* kCallsFolder = "DDP_CALLS_DIR=";
+
+/// A rank's host among the others, as the rank is told.
+struct PlaceOfRank {
+  int local_rank, local_ranks;
+  int node, nodes;
+};
+
+PlaceOfRank place_of_rank(const LaunchOptions& options, int local_rank) {
+  if (!options.pretended) {
+    return {local_rank, options.local_ranks, options.node_rank, options.nodes};
+  }
+  const auto& world = *options.pretended;
+  const int rank = global_rank(options, local_rank), a_host = world.ranks_a_host;
+  const int node = rank / a_host, nodes = (world.size + a_host - 1) / a_host;
+  return {rank % a_host, std::min(a_host, world.size - node * a_host), node, nodes};
+}
+
 bool names_cpu(const std::string& controllers) {
   return (',' + controllers + ',').find(",cpu,") != std::string::npos;
 }
@@ -51,12 +70,14 @@ int ranks_of_node(const LaunchOptions& options, int node) {
 }
 
 int global_rank(const LaunchOptions& options, int local_rank) {
+  if (options.pretended) return options.pretended->present.at(static_cast<size_t>(local_rank));
   int rank = local_rank;
   for (int node = 0; node < options.node_rank; ++node) rank += ranks_of_node(options, node);
   return rank;
 }
 
 int world_size(const LaunchOptions& options) {
+  if (options.pretended) return options.pretended->size;
   if (options.ranks_of_nodes.empty()) return options.nodes * options.local_ranks;
   return std::accumulate(options.ranks_of_nodes.begin(), options.ranks_of_nodes.end(), 0);
 }
@@ -64,13 +85,14 @@ int world_size(const LaunchOptions& options) {
 Environment rank_environment(
     const Environment& inherited, const LaunchOptions& options, const Attempt& attempt,
     int local_rank, const std::string& omp_threads) {
+  const PlaceOfRank place = place_of_rank(options, local_rank);
   const std::pair<std::string, std::string> own[] = {
       {"RANK=", std::to_string(global_rank(options, local_rank))},
       {"WORLD_SIZE=", std::to_string(world_size(options))},
-      {"LOCAL_RANK=", std::to_string(local_rank)},
-      {"LOCAL_WORLD_SIZE=", std::to_string(options.local_ranks)},
-      {"GROUP_RANK=", std::to_string(options.node_rank)},
-      {"GROUP_WORLD_SIZE=", std::to_string(options.nodes)},
+      {"LOCAL_RANK=", std::to_string(place.local_rank)},
+      {"LOCAL_WORLD_SIZE=", std::to_string(place.local_ranks)},
+      {"GROUP_RANK=", std::to_string(place.node)},
+      {"GROUP_WORLD_SIZE=", std::to_string(place.nodes)},
       {"MASTER_ADDR=", options.master_addr},
       {"MASTER_PORT=", std::to_string(attempt.master_port)},
       {"TORCHELASTIC_RESTART_COUNT=", std::to_string(attempt.number)},
@@ -82,9 +104,17 @@ Environment rank_environment(
     const bool replaced = std::any_of(std::begin(own), std::end(own), [&](const auto& pair) {
       return begins_with(entry, pair.first);
     });
-    if (!replaced && !begins_with(entry, "TORCHELASTIC_")) result.push_back(entry);
+    const bool is_stale = begins_with(entry, "TORCHELASTIC_") || begins_with(entry, kPretend);
+    if (!replaced && !is_stale) result.push_back(entry);
   }
   for (const auto& [name, value] : own) result.push_back(name + value);
+  if (options.pretended) {
+    result.push_back(str(kPretend, joined_by(",", options.pretended->present)));
+  }
+  if (!options.calls.folder.empty()) {
+    drop_if(result, [](const std::string& entry) { return begins_with(entry, kCallsFolder); });
+    result.push_back(kCallsFolder + options.calls.folder);
+  }
   return result;
 }
 

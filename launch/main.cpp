@@ -30,6 +30,7 @@
 #include "launch/options.h"
 #include "launch/pipe.h"
 #include "launch/poll_until.h"
+#include "launch/pretend/calls_run.h"
 #include "launch/processes/guard.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
@@ -180,7 +181,7 @@ int main(int argc, char** argv) {
     const ParsedOptions parsed = parse_options(argc, argv, std::cout, std::cerr, std::getenv);
     if (!parsed.options) return parsed.exit_code;
     open_missing_standard_fds();
-    return guard(*parsed.options);
+    return run_with_calls(*parsed.options, guard);
   } catch (const std::exception& error) {
     print_error(error);
     return kLauncherFailed;

@@ -13,6 +13,7 @@
 #include "launch/engine.h"
 #include "launch/environment.h"
 #include "launch/hosts/host_options.h"
+#include "launch/pretend/options.h"
 #include "launch/texts.h"
 #include "launch/torchrun_options.h"
 #include "launch/validators.h"
@@ -52,6 +53,9 @@ code 143 (ddp::PreemptionNotice), or that die by that signal, are not started ag
 Without --nnodes ddprun makes a world of its own ranks, and says where others were started beside it.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
+With --pretend each rank answers its own collectives, writes a list of its calls, and ddprun reports
+memory, calls and time of a step; 1 is the exit code where the calls of the ranks would not meet.
+
 Options that are not given are taken from PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK,
 PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_ID, PET_RDZV_CONF, PET_MASTER_ADDR, PET_MASTER_PORT,
 PET_MAX_RESTARTS and PET_LOG_DIR, as by torchrun; Kubeflow sets them.
@@ -64,6 +68,7 @@ Examples:
   ddprun -n 8 --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 ./train
   ddprun -H host0:8,host1:8 ./train
   ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
+  ddprun --pretend 1024 --ranks 0,512 --link 50GB/s --intra 400GB/s ./train
 )";
 
 /// Adds the program and its arguments to CLI11's usage line.
@@ -105,6 +110,7 @@ struct Given {
   std::optional<int> min_nodes;
   GivenHosts hosts;
   TorchrunOptions torchrun;
+  GivenPretended pretended;
   bool standalone = false;
   bool no_prefix = false;
   std::optional<std::string> master_addr;
@@ -383,6 +389,7 @@ void read_counts(const CLI::App& app, LaunchOptions& options, Given& given) {
     throw CLI::ValidationError(
         "--nproc-per-node: expected one number beside -H or --hostfile, got '" + given.ranks + "'");
   }
+  if (given.pretended.size) return;
   if (!given.ranks.empty()) set_ranks(given.ranks, options);
   const int ranks = given.ranks.empty() ? 0 : options.local_ranks;
   apply_host_options(app, given.hosts, ranks, options);
@@ -438,6 +445,7 @@ ParsedOptions parse_options(
   add_elastic(app, given);
   add_torchrun_options(app, given.torchrun);
   add_host_options(app, given.hosts, options);
+  add_pretend_options(app, given.pretended, options);
   std::vector<std::string> notes;
   std::vector<TakenVariable> taken;
   try {
@@ -445,10 +453,14 @@ ParsedOptions parse_options(
     std::reverse(words.begin(), words.end());  // as CLI11 takes a vector
     app.parse(std::move(words));
     check_unknown(app.remaining());
-    taken = take_pet_variables(app, given.nodes, variables);
-    if (!given.coordinate && !names_ranks(app)) throw CLI::RequiredError("--nproc-per-node");
+    const bool is_real = !needs_no_ranks(options, given.pretended);
+    if (is_real) taken = take_pet_variables(app, given.nodes, variables);
+    if (is_real && !given.coordinate && !names_ranks(app)) {
+      throw CLI::RequiredError("--nproc-per-node");
+    }
     const auto rest = app.remaining();
-    if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
+    const bool may_lack_program = given.coordinate || !options.calls.check.empty();
+    if (!may_lack_program || !rest.empty()) options.command = extract_command(rest);
     read_counts(app, options, given);
     check_ranks(app, options, given);
     check_elastic(app, options, given);
@@ -456,9 +468,11 @@ ParsedOptions parse_options(
     check_endpoint(options, given);
     check_logs(options, given);
     options = completed(std::move(options), given);
+    apply_pretend_options(app, given.pretended, given.ranks, options);
     notes = apply_torchrun_options(app, given.torchrun, variables, options);
     const bool may_have = may_have_others(options, given, variables, taken);
-    if (auto note = note_of_others(variables); may_have && !note.empty()) notes.push_back(note);
+    if (auto note = note_of_others(variables); is_real && may_have && !note.empty())
+      notes.push_back(note);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
   } catch (const CLI::ParseError& error) {

@@ -9,6 +9,7 @@
 #include <ddp/internal/system/host.h>
 
 #include "launch/pet_variables.h"
+#include "launch/pretend/settings.h"
 
 namespace ddp::launch {
 
@@ -56,11 +57,13 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> grace;  // unset: depends on why the job ends
   bool prefix = true;
   int max_restarts = 0;
-  std::optional<ElasticOptions> elastic;  // unset: a failure ends or restarts all ranks
-  std::string log_dir;                    // empty: none
-  std::string job_id;                     // keeps other jobs' hosts out; empty: ddprun chooses
-  std::vector<std::string> command;       // the program and its arguments
-  RankFunction* function = nullptr;       // what ranks run in its place, in copies of this process
+  std::optional<ElasticOptions> elastic;    // unset: a failure ends or restarts all ranks
+  std::string log_dir;                      // empty: none
+  std::string job_id;                       // keeps other jobs' hosts out; empty: ddprun chooses
+  std::vector<std::string> command;         // the program and its arguments
+  std::optional<PretendedWorld> pretended;  // unset: all ranks are real
+  CallsOptions calls;
+  RankFunction* function = nullptr;  // what ranks run in its place, in copies of this process
 };
 
 /// Whether the job has no ranks here: this process only coordinates those of other hosts.

@@ -34,6 +34,8 @@ double whole_bytes(const Model& model, const Layout& layout, double own_paramete
   return kFloatBytes * unit * (4 + 1 / static_cast<double>(layout.dp));
 }
 
+}  // namespace
+
 Memory memory_of_rank(const Model& model, const Layout& layout, int64_t batch, int64_t rank) {
   const auto share = share_of(model, layout, rank);
   const auto rows = static_cast<double>(rows_of_microbatch(layout, batch));
@@ -50,8 +52,13 @@ Memory memory_of_rank(const Model& model, const Layout& layout, int64_t batch, i
     memory.activations += rows * layer_activations(kept, layout.tp);
   }
   if (share.has_head) memory.activations += rows * logit_bytes(model, layout.tp);
+  memory.state *= model.corrections.state;
+  memory.activations *= model.corrections.activations;
+  memory.beside = model.corrections.beside;
   return memory;
 }
+
+namespace {
 
 int64_t size_of(const Layout& layout, Axis axis) {
   if (axis == Axis::Tp) return layout.tp;
@@ -96,26 +103,38 @@ struct Pass {
   double forward_sums = 0, backward_sums = 0;  // over tp
 };
 
+/// All-reduces over tp of one micro-batch in one stage. A layer has 2 a direction; the table 1 in
+/// forward, and the head 1 in backward.
+struct Sums {
+  double forward = 0, backward = 0;
+};
+
+Sums sums_of(const Model& model, const Layout& layout, int64_t stage) {
+  const auto layers = static_cast<double>(layers_of_stage(model, layout, stage));
+  const bool has_table = stage == 0 && model.vocabulary > 0;
+  const bool has_head = stage + 1 == layout.stages() && model.vocabulary > 0;
+  return {
+      2 * layers + (has_table ? 1 : 0), (model.checkpoint ? 4 : 2) * layers + (has_head ? 1 : 0)};
+}
+
 Pass pass_of(
     const Model& model, const Cluster& cluster, const Layout& layout, double rows, int64_t stage) {
   const auto layers = static_cast<double>(layers_of_stage(model, layout, stage));
   const double rate = cluster.operations * static_cast<double>(layout.tp) / rows;
   const bool has_head = stage + 1 == layout.stages();
-  const bool has_table = stage == 0 && model.vocabulary > 0;
   const double head = has_head ? head_operations(model) / rate : 0;
   const double beside = 1e-6 * model.layer_us / 3;
   const double once = layers * (layer_operations(model) / rate + beside);
   const double beside_bytes = layout.tp > 1 ? 1e-6 * model.sum_us : 0;
-  const double sum =
-      beside_bytes + all_reduce_time(cluster, layout, Axis::Tp, rows * boundary_bytes(model));
+  const double bytes = rows * boundary_bytes(model) * model.corrections.tensor_bytes;
+  const double sum = beside_bytes + all_reduce_time(cluster, layout, Axis::Tp, bytes);
+  const auto sums = sums_of(model, layout, stage);
 
-  // A layer has 2 sums a direction; the table 1 in forward, and the head 1 in backward.
   Pass pass;
   pass.forward = once + head;
   pass.backward = (model.checkpoint ? 3 : 2) * once + 2 * head;
-  pass.forward_sums = sum * (2 * layers + (has_table ? 1 : 0));
-  pass.backward_sums =
-      sum * ((model.checkpoint ? 4 : 2) * layers + (has_head && model.vocabulary > 0 ? 1 : 0));
+  pass.forward_sums = sum * sums.forward;
+  pass.backward_sums = sum * sums.backward;
   return pass;
 }
 
@@ -185,7 +204,7 @@ double own_parameters(const Model& model, const Layout& layout) {
 double data_time(
     const Model& model, const Cluster& cluster, const Layout& layout, const Pass& pass) {
   if (layout.dp == 1) return 0;
-  const double bytes = kFloatBytes * own_parameters(model, layout);
+  const double bytes = kFloatBytes * own_parameters(model, layout) * model.corrections.data_bytes;
   const double backward = pass.backward + pass.backward_sums;
   if (!layout.fsdp) {  // in the last backward pass
     const double reduction = all_reduce_time(cluster, layout, Axis::Dp, bytes);
@@ -206,6 +225,21 @@ double data_time(
 }
 
 }  // namespace
+
+DirectionBytes directions_of_step(
+    const Model& model, const Layout& layout, int64_t batch, int64_t rank) {
+  const double rows = static_cast<double>(batch) / static_cast<double>(layout.dp);
+  DirectionBytes bytes;
+  for (int64_t stage = rank; layout.tp > 1 && stage < layout.stages(); stage += layout.pp) {
+    const auto sums = sums_of(model, layout, stage);
+    bytes.tensor += 2 * (sums.forward + sums.backward) * rows * boundary_bytes(model);
+  }
+  if (layout.dp == 1) return bytes;
+  const bool gathers_once = !layout.fsdp || layout.pp > 1;
+  const double directions = gathers_once ? 2.0 : 3.0 * static_cast<double>(layout.microbatches);
+  bytes.data = directions * kFloatBytes * share_of(model, layout, rank).parameters;
+  return bytes;
+}
 
 Memory memory_of(const Model& model, const Layout& layout, int64_t batch) {
   Memory most;

@@ -38,12 +38,24 @@ struct Memory {
   double state = 0;        // parameters, gradients and AdamW's two numbers
   double whole = 0;        // what fsdp gathers, and gradients before they are cut
   double activations = 0;  // of the micro-batches under way, and the logits
+  double beside = 0;       // buckets and other tensors of a run
 
-  double total() const { return state + whole + activations; }
+  double total() const { return state + whole + activations + beside; }
 };
+
+/// Bytes of one rank of the pipeline.
+Memory memory_of_rank(const Model&, const Layout&, int64_t batch, int64_t rank);
 
 /// \param batch  samples of a step, of all replicas.
 Memory memory_of(const Model&, const Layout&, int64_t batch);
+
+/// Bytes that a rank of the pipeline gives to collectives in a step, each direction of a ring
+/// counted: an all-reduce has two, a gather or a reduce-scatter one, of the whole tensor.
+struct DirectionBytes {
+  double tensor = 0;  // sums over tp
+  double data = 0;    // over dp
+};
+DirectionBytes directions_of_step(const Model&, const Layout&, int64_t batch, int64_t rank);
 
 /// Where the ranks of an axis lie: neighbors share tp, then dp, then pp.
 enum class Axis { Tp, Dp, Pp };

@@ -6,6 +6,15 @@ namespace ddp::plan {
 
 constexpr double kFloatBytes = 4;
 
+/// How a program that ran differs from the formulas; 1 and 0: as they say.
+struct Corrections {
+  double state = 1;         // bytes of parameters, gradients and the optimizer
+  double activations = 1;   // bytes
+  double beside = 0;        // bytes of a rank that the formulas do not have
+  double tensor_bytes = 1;  // of sums over tp
+  double data_bytes = 1;    // of gradients and gathers over dp
+};
+
 /// A transformer in float32, trained with AdamW.
 struct Model {
   int64_t parameters = 0;   // of the whole model; a table of tokens that is the head, too, once
@@ -18,6 +27,7 @@ struct Model {
   double layer_us = 0;      // of a layer's forward and backward, on top of their operations
   double sum_us = 0;        // of a sum over tp, on top of its bytes: calls, and waits
   double update_ns = 0;     // AdamW and clipping, of one parameter
+  Corrections corrections;  // of a run
 
   /// Parameters of the table of tokens, which is the head's weight as well.
   int64_t table_parameters() const { return vocabulary * hidden; }

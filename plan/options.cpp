@@ -2,9 +2,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include <CLI/CLI.hpp>
+
+#include "plan/measured.h"
 
 namespace ddp::plan {
 namespace {
@@ -31,6 +36,7 @@ struct Units {
   double parameters = 0;
   double memory_gb = 0;
   double gflops = 0;
+  std::string measured;  // a file; empty: none
   double link_gb = 10, link_us = 5;
   double network_gb = 1, network_us = 50;
 };
@@ -113,8 +119,13 @@ void add_cluster(CLI::App& app, Options& options, Units& units) {
   app.add_option(
          "--gflops", units.gflops,
          "10^9 operations a second that a rank reaches in training, alone on its core or GPU")
-      ->required()
       ->check(number(1e-6, 1e12));
+  app.add_option(
+         "--measured", units.measured,
+         "Take the rate, memory and bytes from a run of this job in one mesh, in the place of "
+         "--gflops: a file of ddprun --pretend --json")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
   app.add_option(
          "--cores", cluster.cores,
          "Of a host, where its ranks share fewer than they are; 0: each has its own")
@@ -148,6 +159,24 @@ void apply(const Units& units, Task& task) {
   task.cluster.network = {1e-6 * units.network_us, 1e9 * units.network_gb};
 }
 
+/// Takes the rates of a run, where there is one.
+void apply_measured(const CLI::App& app, const std::string& file, Task& task) {
+  if (app.count("--gflops") + app.count("--measured") != 1) {
+    throw CLI::ValidationError(
+        std::string("--gflops: expected it, or --measured in its place, got ") +
+        (file.empty() ? "neither" : "both"));
+  }
+  if (file.empty()) return;
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  const auto job = parse_measured(file, text.str());
+  try {
+    fit(task, job);
+  } catch (const std::runtime_error& error) {
+    throw CLI::ValidationError("--measured: " + file + ": " + error.what());
+  }
+}
+
 }  // namespace
 
 ParsedOptions parse_options(
@@ -170,9 +199,10 @@ ParsedOptions parse_options(
     apply(units, options.task);
     const auto error = error_of(options.task);
     if (!error.empty()) throw CLI::ValidationError(error);
+    apply_measured(app, units.measured, options.task);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
-  } catch (const CLI::ParseError& error) {
+  } catch (const std::runtime_error& error) {
     err << "ddp_plan: " << error.what() << " (ddp_plan --help lists the options)\n";
     return {std::nullopt, kBadUsage};
   }

@@ -100,9 +100,10 @@ std::string json_of_plan(const Plan& plan) {
   return str(
       "{", json_of_layout(layout), ", \"memory\": {\"total\": ", memory.total(),
       ", \"state\": ", memory.state, ", \"whole\": ", memory.whole,
-      ", \"activations\": ", memory.activations, "}, \"seconds\": {\"total\": ", time.total(),
-      ", \"compute\": ", time.compute, ", \"tensor\": ", time.tensor, ", \"idle\": ", time.idle,
-      ", \"data\": ", time.data, ", \"update\": ", time.update, "}}");
+      ", \"activations\": ", memory.activations, ", \"beside\": ", memory.beside,
+      "}, \"seconds\": {\"total\": ", time.total(), ", \"compute\": ", time.compute,
+      ", \"tensor\": ", time.tensor, ", \"idle\": ", time.idle, ", \"data\": ", time.data,
+      ", \"update\": ", time.update, "}}");
 }
 
 std::string json_of_rejection(const Rejection& rejection) {

@@ -51,7 +51,8 @@ HostLoop::HostLoop(
       signals_(open_signals(awaited_signals())),
       null_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
       processes_(/*kills_groups=*/options.elastic.has_value()),
-      output_(STDOUT_FILENO, STDERR_FILENO, own_lines_of(options)),
+      output_(
+          options.calls.json ? STDERR_FILENO : STDOUT_FILENO, STDERR_FILENO, own_lines_of(options)),
       next_connect_(Clock::now()),
       deadline_(Clock::now() + options_.join_timeout) {
   ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE

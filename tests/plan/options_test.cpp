@@ -1,11 +1,16 @@
 // ddp_plan's command line.
 #include "plan/options.h"
 
+#include <algorithm>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "plan/model.h"
+
 #include "support/catch.h"
+#include "support/temporary_folder.h"
 
 namespace {
 
@@ -121,4 +126,38 @@ TEST_CASE("ddp_plan --help and --version print and succeed", "[pure]") {
   CHECK(help.parsed.exit_code == 0);
   CHECK_THAT(help.out, ContainsText("--gflops") && ContainsText("Example: "));
   CHECK_THAT(Parse(Words{"--version"}).out, ContainsText("ddp_plan 0."));
+}
+
+TEST_CASE("a run takes the place of a rate", "[pure]") {
+  const ddp::testing::TemporaryFolder folder;
+  const auto file = folder.path() + "/run.json";
+  std::ofstream(file)
+      << "{\"world_size\": 16, \"rank\": 0, \"bytes_at_peak\": {\"other\": 5000}, "
+         "\"collectives\": [{\"axis\": \"world\", \"kind\": \"all_reduce\", \"ranks\": 16, "
+         "\"calls\": 3, \"bytes\": 10400000000}], \"compute_ms\": 100000}";
+  auto words = with({"--measured", file});
+  const Parse both(words);
+  CHECK_FALSE(both.parsed.options);
+  CHECK_THAT(both.err, ContainsText("--gflops: expected it, or --measured in its place, got both"));
+  const auto rate = std::find(words.begin(), words.end(), "--gflops");
+  words.erase(rate, rate + 2);
+  const Parse one(words);
+  CAPTURE(one.err);
+  REQUIRE(one.parsed.options);
+  const auto& task = one.parsed.options->task;
+  // 4 samples a rank: their operations in 100 s.
+  const double operations = 4 * ddp::plan::step_operations(task.model);
+  CHECK(task.cluster.operations == Approx(operations / 100));
+  CHECK(task.model.corrections.beside == 5000);
+  CHECK(task.model.corrections.data_bytes == Approx(2));  // 1.3e9 parameters of 4 bytes
+  words.resize(words.size() - 2);
+  const Parse none(words);
+  CHECK(none.parsed.exit_code == 2);
+  CHECK_THAT(
+      none.err, ContainsText("--gflops: expected it, or --measured in its place, got neither"));
+  std::ofstream(file) << "{}";
+  words.insert(words.end(), {"--measured", file});
+  const Parse bad(words);
+  CHECK(bad.parsed.exit_code == 2);
+  CHECK_THAT(bad.err, ContainsText("--measured: " + file + ": expected \"world_size\", got none"));
 }
