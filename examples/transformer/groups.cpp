@@ -38,8 +38,9 @@ void check_product(const Options& options, int64_t ranks) {
 }
 
 Groups without_cuts() {
-  auto groups = with_whole_models(ddp::get_world_size(), ddp::get_rank());
-  groups.tp = ddp::split_group(ddp::get_rank());
+  const int64_t ranks = ddp::get_world_size();
+  auto groups = with_whole_models(ranks, ddp::get_rank());
+  groups.tp = ddp::init_device_mesh({ranks, 1}, {"dp", "tp"}).group("tp");
   groups.data = groups.totals = ddp::default_group();
   return groups;
 }

@@ -74,6 +74,11 @@ void report_on_failed(
   for (const auto& line : lines_of_faults(report.faults)) {
     std::fprintf(stderr, "ddprun: %s\n", line.c_str());
   }
+  if (report.faults.empty() && ranks.front() != 0) {
+    std::fputs(
+        "ddprun: a program that says on rank 0 alone why it fails says it with 0 among --ranks\n",
+        stderr);
+  }
 }
 
 void remove_lists(const std::string& folder, const std::vector<int>& ranks) {

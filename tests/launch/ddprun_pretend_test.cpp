@@ -96,6 +96,7 @@ TEST_CASE("a pretended rank that fails ends the job with its code", "[process]")
   const Ended job = run(pretend({"--ranks", "3,5"}, "[ $RANK = 5 ] && exit 9; exec sleep 1000"));
   CHECK(job.code == 9);
   CHECK_THAT(job.err, ContainsText("rank 5 (pid ") && ContainsText("exited with code 9"));
+  CHECK_THAT(job.err, ContainsText("says it with 0 among --ranks"));
   CHECK(job.out.empty());
   const Ended json = run(pretend({"--rank", "5", "--json"}, "exit 9"));
   CHECK(json.code == 9);
