@@ -71,6 +71,21 @@ const std::vector<Choice>& choices() {
       {"backend", {{"shm", 3}, {"gloo", 2}, {"shm_direct"}, {"two_hosts"}}, 1, true},
       {"rows", {{"even", 2}, {"uneven"}, {"empty_rank"}, {"empty_pass"}, {"one"}}, 1, true},
       {"steps", {{"2", 2}, {"1"}, {"3"}}, 1, true},
+      {"batches",
+       {{"made", 4},
+        {"generator", 1,
+         "make_sharded_stream ShardedStream ShardedStreamOptions ShardedStreamOptions.num_replicas "
+         "ShardedStreamOptions.rank from_generator transform BatchStream BatchStream.next "
+         "BatchStream.rebind"},
+        {"drawn_again", 1, "from_generator"},
+        {"lines", 1, "lines"},
+        {"packed", 1, "packed"},
+        {"tokens", 1, "packed_tokens"}}},
+      {"stream_order",
+       {{"source"},
+        {"shuffled", 2, "ShardedStreamOptions.shuffle_buffer ShardedStreamOptions.seed"}}},
+      {"stream_workers", {{"1"}, {"0", 1, "ShardedStreamOptions.workers"}, {"2"}}},
+      {"epochs", {{"one"}, {"short", 2, "StreamEnds ShardedStreamOptions.ends"}}},
       // How it is trained.
       {"training",
        {{"ddp", 2, "DistributedDataParallel DistributedDataParallelOptions"},
@@ -130,7 +145,14 @@ const std::vector<Choice>& choices() {
         {"adagrad"},
         {"rmsprop"},
         {"fused_adamw", 1, "optim::AdamW"},
-        {"fused_sgd", 1, "optim::SGD"}}},
+        {"fused_sgd", 1, "optim::SGD"},
+        {"nadam", 1, "optim::NAdam NAdamOptions"},
+        {"radam", 1, "optim::RAdam RAdamOptions"},
+        {"adamax", 1, "optim::Adamax AdamaxOptions"},
+        {"adadelta", 1, "optim::Adadelta AdadeltaOptions"},
+        {"lion", 1, "optim::Lion LionOptions"},
+        {"lamb", 1, "optim::LAMB LAMBOptions"},
+        {"muon", 2, "optim::Muon MuonOptions split_for_muon"}}},
       {"state_in", {{"memory"}, {"file", 1, "offload_file"}}},
       {"groups", {{"one"}, {"two"}, {"reversed"}, {"before_wrapping"}, {"reversed_later"}}},
       {"clip",
@@ -342,6 +364,11 @@ const std::vector<Need>& needs() {
       {"collective=*", "steps=2|3"},
       {"groups=reversed_later", "reload=same|one_rank|more_ranks"},
       {"groups=reversed_later", "training=fsdp"},
+      {"optimizer=muon",
+       "layer=linear|residual|attention|in_place|embedding|strided|wide|coupling|weight_norm"},
+      {"stream_order=*", "batches=generator|drawn_again|lines|packed|tokens"},
+      {"stream_workers=*", "batches=generator|drawn_again|lines|packed|tokens"},
+      {"epochs=*", "batches=generator|drawn_again|lines|packed|tokens"},
   };
   return all;
 }
@@ -361,7 +388,33 @@ const std::vector<Rule>& rules() {
        "passes=one_backward|two_forwards|sync_in_backward|retain_graph"},
       {"layer=clamped|embedding_max_norm", "penalty=before|inside"},
       {"layer=clamped|embedding_max_norm", "recompute=sequential"},
-      {"layer=embedding_sparse", "optimizer=adam|adamw|rmsprop|fused_adamw|fused_sgd"},
+      {"layer=embedding_sparse",
+       "optimizer=adam|adamw|rmsprop|fused_adamw|fused_sgd|nadam|radam|adamax|adadelta|lion|lamb|"
+       "muon"},
+      // Where ranks took other numbers of rows, rank 0's position is not that of the others.
+      {"batches=*", "rows=uneven|empty_rank", "", "reload=none"},
+      {"batches=*", "join=default|by_active|optimizers", "", "reload=none"},
+      {"batches=*", "change=rebound", "", "rows=even"},
+      // A second optimizer steps what is no matrix, and no call knows of both.
+      {"optimizer=muon", "training=pipeline|averager|diloco"},
+      {"optimizer=muon", "stepping=in_backward"},
+      {"optimizer=muon", "scaler=*"},
+      {"optimizer=muon", "clip=*"},
+      {"optimizer=muon", "join=*"},
+      {"optimizer=muon", "nested=*"},
+      {"optimizer=muon", "groups=*"},
+      {"optimizer=muon", "units=no_root"},
+      // As the documentation of LAMB says, a part of a parameter steps otherwise. In a
+      // ZeroRedundancyOptimizer Muon takes parts for matrices.
+      {"optimizer=lamb",
+       "layer=cut_mlp|cut_mlp_sequence|cut_mlp_gathered|cut_table|cut_table_sequence|cut_heads|cut_"
+       "heads_sequence",
+       "", "mesh=tp1"},
+      {"optimizer=muon",
+       "layer=cut_mlp|cut_mlp_sequence|cut_mlp_gathered|cut_table|cut_table_sequence|cut_heads|cut_"
+       "heads_sequence",
+       "", "training=ddp|fsdp"},
+      {"optimizer=muon", "resumed_as=zero1", "", "mesh=none"},
       {"layer=embedding_sparse", "resumed_as=fsdp|zero1"},
       {"change=freeze", "resumed_as=zero1"},
       {"sharding=hybrid", "reload=one_rank|more_ranks"},
@@ -573,7 +626,7 @@ const std::vector<Rule>& rules() {
        "bf16_kept|autocast|int8_gathers",
        "loss=gathered"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
-       "bf16_kept|float_of_double|reduce_bf16",
+       "bf16_kept|float_of_double|reduce_bf16|int8_gathers",
        "units=no_root"},
       {"precision=bf16_output", "units=!root"},
       {"precision=bf16|half|bf16_reduced_wide|bf16_reduced|bf16_buffers|bf16_output|bf16_uncast|"
@@ -669,7 +722,13 @@ const std::vector<Rule>& rules() {
        "training=ddp"},
       {"microbatches=99", "training=pipeline", "one for each micro-batch"},
       {"rows=one", "training=pipeline", "one for each micro-batch", "microbatches=1"},
-      {"schedule_of_rate=one_cycle|cyclic", "optimizer=adagrad", "Set cycle_momentum(false)"},
+      {"schedule_of_rate=one_cycle|cyclic", "optimizer=adagrad|adadelta",
+       "Set cycle_momentum(false)"},
+      {"optimizer=lamb|muon", "training=zero2|zero2_overlap", "expected stage 1 of an optimizer"},
+      {"optimizer=lamb", "training=fsdp", "ddp::optim::LAMB: expected whole parameters", "ranks=1"},
+      {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ddp::optim::LAMB: expected whole parameters"},
+      {"optimizer=lamb", "resumed_as=fsdp", "?ddp::optim::LAMB: expected whole parameters"},
+      {"optimizer=muon", "mesh=*", "?cut over one group, got", "training=!fsdp"},
       {"precision=bf16|half|bf16_reduced|reduce_bf16|bf16_buffers", "reduction=*",
        "expected reduction(Reduction::Mean)"},
       {"precision=bf16|half|bf16_reduced|reduce_bf16|bf16_buffers", "hook=*",

@@ -142,7 +142,22 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
   if (label == (name)) return std::make_unique<plain>(groups, options);
   DDP_OPTIMIZERS(MAKE)
 #undef MAKE
+  if (label == "muon") return std::make_unique<ddp::optim::Muon>(groups, DDP_MUON);
   TORCH_CHECK(false, "no optimizer is called ", label);
+}
+
+std::vector<at::Tensor> taken_by(
+    const Program& program, const std::vector<at::Tensor>& parameters, bool second) {
+  std::vector<at::Tensor> result;
+  for (const auto& p : parameters) {
+    const bool leaves = program.is("optimizer", "muon") && (p.dim() != 2 || !p.requires_grad());
+    if (leaves == second) result.push_back(p);
+  }
+  return result;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_second(const std::vector<at::Tensor>& parameters) {
+  return std::make_unique<torch::optim::SGD>(parameters, DDP_REST);
 }
 
 double initial_rate(const Program& program) {
@@ -151,6 +166,7 @@ double initial_rate(const Program& program) {
   if (label == (name)) return (options).lr();
   DDP_OPTIMIZERS(RATE)
 #undef RATE
+  if (label == "muon") return DDP_MUON.lr();
   TORCH_CHECK(false, "no optimizer is called ", label);
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "differential/rounding.h"
+#include "differential/stream.h"
 
 namespace ddp::differential {
 namespace {
@@ -155,8 +156,10 @@ class Reference {
     copies_.set_ranks(axes_of(program_, 0).dp);
     averages_.begin(of_all());
     for (size_t rank = 0; rank < steppers(); ++rank) {
+      const auto parameters = copies_.parameters(rank);
       optimizers_.push_back(make_optimizer(
-          program_.label("optimizer"), param_groups(program_, copies_.parameters(rank), 0)));
+          program_.label("optimizer"), param_groups(program_, taken_by(program_, parameters), 0)));
+      seconds_.push_back(make_second(taken_by(program_, parameters, /*second=*/true)));
       scales_.push_back(program_.is("precision", "half") ? 64 : 65536);
     }
     for (int step = 0; step < program_.number("steps"); ++step) {
@@ -206,6 +209,7 @@ class Reference {
       }
     }
     for (auto& optimizer : optimizers_) optimizer->zero_grad();
+    for (auto& optimizer : seconds_) optimizer->zero_grad();
     copies_.cast.clear();
     extra_.mutable_grad().reset();
     if (is_frozen(program_, step)) {
@@ -274,10 +278,17 @@ class Reference {
     if (clips && !finds_none) clip(parameters);
     if (!steps) return;
     optimizers_[rank]->step();
+    seconds_[rank]->step();
     for (const auto& p : parameters) noise_.add(p.detach(), precision_.of_parameters);
   }
   void set_rates_(int step, torch::optim::Optimizer& optimizer) {
     if (program_.has("schedule_of_rate")) set_rates(program_, step, optimizer);
+  }
+
+  RowsOfBatch rows_of_replica(int step, int batch, int rank, int64_t rows) const {
+    if (program_.has("batches")) return batch_of_stream(program_, step, batch, rank);
+    const auto seed = data_seed(step, batch, rank);
+    return {values(seed, {rows, 4}), values(seed + 5, {rows, 4})};
   }
 
   /// Losses of all ranks, with graphs.
@@ -285,9 +296,8 @@ class Reference {
     std::vector<OfRanks> inputs(1), targets(1);  // of micro-batches
     const auto rows = rows_of(program_, step, batch);
     for (size_t rank = 0; rank < copies_.size(); ++rank) {
-      const auto seed = data_seed(step, batch, static_cast<int>(rank));
-      const auto input = values(seed, {rows[rank], 4}).to(precision_.module),
-                 target = values(seed + 5, {rows[rank], 4});
+      const auto own = rows_of_replica(step, batch, static_cast<int>(rank), rows[rank]);
+      const auto input = own.x.to(precision_.module), target = own.target;
       const auto parts = is_pipeline(program_, step) ? program_.number("microbatches") : 1;
       inputs.resize(parts), targets.resize(parts);
       for (int64_t i = 0; i < parts; ++i) {
@@ -531,7 +541,8 @@ class Reference {
   Noise noise_;
   Copies copies_;
   Averages averages_;
-  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;  // of each copy that steps
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_,
+      seconds_;  // of each copy that steps
   std::vector<double> scales_;
   std::vector<std::vector<at::Tensor>> weights_;  // averages of the parameters of each copy
   int updates_ = 0;

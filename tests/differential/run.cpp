@@ -143,7 +143,25 @@ std::vector<torch::optim::OptimizerParamGroup> RankRun::make_groups() {
   return param_groups(program, trained, first_step);
 }
 
+std::vector<torch::optim::OptimizerParamGroup> RankRun::make_matrices() {
+  trace.say("const auto split = ddp::optim::split_for_muon(*model);");
+  const auto split = ddp::optim::split_for_muon(training->wrapper());
+  trace.say("torch::optim::SGD rest(split.others, " DDP_TEXT(DDP_REST) ");");
+  rest = make_second(split.others);
+  trace.say(
+      "const std::vector<torch::optim::OptimizerParamGroup> groups{torch::optim::"
+      "OptimizerParamGroup(split.matrices)};");
+  return {torch::optim::OptimizerParamGroup(split.matrices)};
+}
+
 std::unique_ptr<torch::optim::Optimizer> RankRun::make_optimizer() {
+  if (program.is("optimizer", "muon")) {
+    const auto groups = make_matrices();
+    trace.say(
+        "auto optimizer_pointer = std::make_shared<ddp::optim::Muon>(*model, groups, " DDP_TEXT(
+            DDP_MUON) "); auto& optimizer = *optimizer_pointer;");
+    return std::make_unique<ddp::optim::Muon>(training->wrapper(), groups, DDP_MUON);
+  }
   const auto groups = make_groups();
   if (program.is("exception", "optimizer")) {
     trace.use("Throwing");
@@ -222,6 +240,7 @@ void RankRun::make_scaler() {
 
 void RankRun::build() {
   make_mesh(*this);
+  make_stream();
   build_net(*this);
   const bool before = program.is("groups", "before_wrapping") && label() == "ddp";
   std::unique_ptr<c10::NoGradGuard> no_grad;
@@ -284,9 +303,12 @@ void RankRun::run() {
                  : "checkpointer.add(\"scaler\", scaler);");
       is_own ? checkpointer->add_per_rank("scaler", *scaler) : checkpointer->add("scaler", *scaler);
     }
+    if (rest) trace.say("checkpointer.add(\"rest\", rest);"), checkpointer->add("rest", *rest);
     if (schedule)
       trace.say("checkpointer.add(\"schedule\", *schedule);"),
           checkpointer->add("schedule", *schedule);
+    if (batches)
+      trace.say("checkpointer.add(\"batches\", batches);"), checkpointer->add("batches", *batches);
     if (average)
       trace.say("checkpointer.add(\"average\", average);"), checkpointer->add("average", *average);
     if (first_step > 0) {
@@ -331,6 +353,10 @@ void RankRun::run_step(int step) {
   trace.say("{");
   auto& optimizer = *this->optimizer;
   DDP_DO(trace, zero_grad(optimizer));
+  if (this->rest) {
+    auto& rest = *this->rest;
+    DDP_DO(trace, zero_grad(rest));
+  }
   if (is_frozen(program, step)) {
     for (auto& p : layers[0]->parameters()) p.set_requires_grad(false);
     trace.say("for (auto& p : net->children()[0]->parameters()) p.set_requires_grad(false);");
@@ -382,6 +408,10 @@ void RankRun::run_step(int step) {
   } else if (!program.is("stepping", "in_backward")) {
     training->step(optimizer);
   }
+  if (this->rest) {
+    auto& rest = *this->rest;
+    DDP_DO(trace, rest.step());
+  }
   training->after_step();
   if (schedule) DDP_DO(trace, schedule->step());
   if (average) {
@@ -395,17 +425,12 @@ void RankRun::run_step(int step) {
 }
 
 void RankRun::forward(int step, int batch) {
-  const auto rows = rows_of(program, step, batch);
   const auto id = std::to_string(batch);
-  const auto seed = data_seed(step, batch, self.rank);
-  const auto text = "values(" + std::to_string(data_seed(step, batch, 0)) + " + self.rank";
-  trace.use("values");
-  trace.say(
-      "auto x" + id + " = " + text + ", {" + of_rank(rows) + ", 4})" + cast_of_input(program) +
-      ";");
-  auto x = cast_input(program, values(seed, {rows[static_cast<size_t>(self.rank)], 4}));
-  trace.say("auto target" + id + " = " + text + " + 5, {" + of_rank(rows) + ", 4});");
-  const auto target = values(seed + 5, {rows[static_cast<size_t>(self.rank)], 4});
+  const auto own = inputs(step, batch);
+  trace.say("auto x" + id + " = " + own.x_text + cast_of_input(program) + ";");
+  auto x = cast_input(program, own.x);
+  trace.say("auto target" + id + " = " + own.target_text + ";");
+  const auto& target = own.target;
   at::Tensor penalty;
   const auto penalize = [&] {
     trace.use("penalty_of");
@@ -531,6 +556,10 @@ void RankRun::change() {
       trace.say("std::vector<int> ranks(self.size); std::iota(ranks.begin(), ranks.end(), 0);");
       std::iota(ranks.begin(), ranks.end(), 0);
       DDP_DO(trace, model->rebind(new_group(ranks, self.group)));
+      if (this->batches) {
+        auto& batches = *this->batches;
+        DDP_DO(trace, batches.rebind(new_group(ranks, self.group)));
+      }
     }
     DDP_DO(trace, model->check_replicas());
     DDP_DO(trace, TORCH_CHECK(replicas_equal(*model, self.group)));

@@ -11,6 +11,7 @@
 #include <ddp/lr_scheduler.h>
 
 #include "differential/plan.h"
+#include "differential/stream.h"
 
 namespace ddp::differential {
 
@@ -92,6 +93,14 @@ class RankRun {
   /// The optimizer's groups of parameters, and an optimizer over them.
   std::vector<torch::optim::OptimizerParamGroup> make_groups();
   std::unique_ptr<torch::optim::Optimizer> make_optimizer();
+  /// A group of the model's matrices, for Muon; makes the optimizer of the rest.
+  std::vector<torch::optim::OptimizerParamGroup> make_matrices();
+  /// Input and target of a batch, and as the printed program has them.
+  struct Inputs {
+    at::Tensor x, target;
+    std::string x_text, target_text;
+  };
+  Inputs inputs(int step, int batch);
   /// Adds to the net's calls what comes after its layers.
   void add_calls();
 
@@ -109,12 +118,14 @@ class RankRun {
   at::Tensor extra;  ///< a tensor of no module that is averaged, too
   std::unique_ptr<Training> training;
   std::shared_ptr<torch::optim::Optimizer> optimizer;
+  std::unique_ptr<torch::optim::Optimizer> rest;  ///< steps what Muon does not take
   Record record;
   std::string folder;   ///< of checkpoints
   ProcessGroup region;  ///< where ranks average gradients with some others alone
   std::shared_ptr<LRScheduler> schedule;
   std::vector<std::shared_ptr<LRScheduler>> parts_of_schedule;
   std::unique_ptr<AveragedModel> average;
+  std::unique_ptr<BatchStream<ShardedStream<at::Tensor>>> batches;  ///< where they come of a stream
   std::set<std::string> parameters;      ///< the names of all, also of those on other ranks
   std::set<std::string> parameters_cut;  ///< of layers of which other ranks have a part
   std::unique_ptr<GradScaler> scaler;
@@ -143,6 +154,9 @@ class RankRun {
   void note_values(const std::string& when);
   void say_sums();
 
+  void make_stream();
+
+  std::unique_ptr<ShardedStream<at::Tensor>> stream_;
   std::map<int, at::Tensor> losses_;
 };
 

@@ -14,6 +14,8 @@
 
 #include <ddp/flight_record.h>
 
+#include "differential/stream.h"
+
 namespace ddp::differential {
 namespace {
 
@@ -128,7 +130,10 @@ struct Worker::Child {
   bool ended = false;
 };
 
-Worker::Worker() { ::signal(SIGPIPE, SIG_IGN); }
+Worker::Worker() {
+  ::signal(SIGPIPE, SIG_IGN);
+  files_of(false, false);  // before children, which do not remove them
+}
 Worker::~Worker() = default;
 
 std::string Worker::print(const Program& program) {

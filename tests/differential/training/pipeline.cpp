@@ -194,14 +194,11 @@ void Pipeline::run_batch(int step, int batch) {
   for (int rank = 0; rank < run_.self.size; ++rank)
     overflow.push_back(overflows(p, step, rank) ? 1 : 0);
   if (p.has("scaler")) trace.say("overflows = " + run_.of_rank(overflow) + ";");
-  trace.use("values");
-  const auto seed = data_seed(step, batch, run_.self.rank);
-  const auto x = values(seed, {own_rows, 4}), target = values(seed + 5, {own_rows, 4});
-  const auto text = std::to_string(data_seed(step, batch, 0)) + " + self.rank",
-             sizes = ", {" + run_.of_rank(rows) + ", 4})";
+  const auto own = run_.inputs(step, batch);
+  const auto &x = own.x, &target = own.target;
   trace.say(
-      "model.step(inputs_of(pp, values(" + text + sizes +
-      "), pp.rank + 1 < pp.size ? at::Tensor() : values(" + text + " + 5" + sizes + ");");
+      "model.step(inputs_of(pp, " + own.x_text +
+      "), pp.rank + 1 < pp.size ? at::Tensor() : " + own.target_text + ");");
   const auto result =
       pipeline_->step(inputs_of(pp, x), pp.rank + 1 < pp.size ? at::Tensor() : target);
   if (result.losses.empty()) return;

@@ -211,8 +211,8 @@ class Replicas : public Training {
     auto options = ZeroOptions()
                        .stage(label.find("zero2") == 0 ? 2 : 1)
                        .overlap(label.find("overlap") != std::string::npos);
-    const auto groups = run_.make_groups();
     const auto& kind = run_.program.label("optimizer");
+    const auto groups = kind == "muon" ? run_.make_matrices() : run_.make_groups();
     run_.trace.say(
         "auto zero = ZeroOptions().stage(" + std::to_string(options.stage()) + ").overlap(" +
         (options.overlap() ? "true" : "false") + ");");
@@ -222,11 +222,12 @@ class Replicas : public Training {
     }
 #define MAKE(name, type, plain, values)                                                     \
   if (kind == (name)) {                                                                     \
-    run_.trace.say("ZeroRedundancyOptimizer<" #type "> optimizer(model, groups, " #values   \
-                   ", zero);");                                                             \
+    run_.trace.say("ZeroRedundancyOptimizer<" #type                                         \
+                   "> optimizer(model, groups, " DDP_TEXT(values) ", zero);");              \
     return std::make_unique<ZeroRedundancyOptimizer<type>>(model, groups, values, options); \
   }
     DDP_OPTIMIZERS(MAKE)
+    MAKE("muon", ddp::optim::Muon, ddp::optim::Muon, DDP_MUON)
 #undef MAKE
     TORCH_CHECK(false, "no optimizer is called ", kind);
   }

@@ -6,6 +6,7 @@
 
 #include "differential/rounding.h"
 #include "differential/run.h"
+#include "differential/training/optimizers.h"
 
 namespace ddp::differential {
 
@@ -55,6 +56,21 @@ std::optional<double> chainable_rate(const std::string& label, int step, double 
   if (label == "swa") return initial + (0.05 - initial) * std::min(step, 3) / 3.0;
   if (label == "chain") return initial * (step == 0 ? 0.5 : std::pow(0.5, step));
   return std::nullopt;
+}
+
+template <typename... Options>
+void set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
+  const auto set = [&](auto* own) {
+    if (own != nullptr) own->momentum(momentum);
+  };
+  (set(dynamic_cast<Options*>(&options)), ...);
+}
+template <typename... Options>
+void set_beta1(torch::optim::OptimizerOptions& options, double beta1) {
+  const auto set = [&](auto* own) {
+    if (own != nullptr) own->betas({beta1, std::get<1>(own->betas())});
+  };
+  (set(dynamic_cast<Options*>(&options)), ...);
 }
 
 }  // namespace
@@ -165,13 +181,12 @@ void set_rates(const Program& program, int step, torch::optim::Optimizer& optimi
   for (auto& group : optimizer.param_groups()) {
     group.options().set_lr(rate.rate);
     if (!rate.momentum) continue;
-    if (auto* sgd = dynamic_cast<SGDOptions*>(&group.options())) sgd->momentum(*rate.momentum);
-    if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&group.options()))
-      rmsprop->momentum(*rate.momentum);
-    if (auto* adam = dynamic_cast<AdamOptions*>(&group.options()))
-      adam->betas({*rate.momentum, std::get<1>(adam->betas())});
-    if (auto* adamw = dynamic_cast<AdamWOptions*>(&group.options()))
-      adamw->betas({*rate.momentum, std::get<1>(adamw->betas())});
+    const auto momentum = *rate.momentum;
+    set_momentum<SGDOptions, RMSpropOptions, ddp::optim::MuonOptions>(group.options(), momentum);
+    set_beta1<
+        AdamOptions, AdamWOptions, ddp::optim::NAdamOptions, ddp::optim::RAdamOptions,
+        ddp::optim::AdamaxOptions, ddp::optim::LionOptions, ddp::optim::LAMBOptions>(
+        group.options(), momentum);
   }
 }
 
