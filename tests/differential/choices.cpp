@@ -725,7 +725,7 @@ const std::vector<Rule>& rules() {
       {"schedule_of_rate=one_cycle|cyclic", "optimizer=adagrad|adadelta",
        "Set cycle_momentum(false)"},
       {"optimizer=lamb|muon", "training=zero2|zero2_overlap", "expected stage 1 of an optimizer"},
-      {"optimizer=lamb", "training=fsdp", "ddp::optim::LAMB: expected whole parameters", "ranks=1"},
+      {"optimizer=lamb", "training=fsdp", "ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=lamb", "resumed_as=fsdp", "?ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=muon", "mesh=*", "?cut over one group, got", "training=!fsdp"},
