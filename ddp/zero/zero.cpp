@@ -15,60 +15,13 @@
 
 #include "clip/gradient_norm.h"
 #include "wrapper/state.h"
+#include "zero/checks.h"
 #include "zero/sharded_optimizer.h"
 
 namespace ddp {
 namespace {
 
 using State = DistributedDataParallelBase::State;
-
-const ZeroOptions& checked(
-    const ZeroOptions& options, const detail::ZeroKind& kind, const State& model) {
-  constexpr const char* kSubject = "ZeroRedundancyOptimizer: ";
-  DDP_CHECK_VALUE(
-      options.stage() == 1 || options.stage() == 2, kSubject, "expected stage 1 or 2, got ",
-      options.stage(), ". 1 divides the state, 2 gradients as well.");
-  DDP_CHECK_VALUE(
-      options.stage() == 1 || !kind.needs_whole_tensors, kSubject,
-      "expected stage 1 of an optimizer that needs whole parameters (Muon, LAMB), since stage 2 "
-      "cuts "
-      "gradients within parameters, got stage 2. Set stage(1).");
-  const auto group = options.process_group().given();
-  const bool is_models = !group || group == model.group();
-  DDP_CHECK_VALUE(
-      is_models || (options.stage() == 1 && !options.overlap()), kSubject,
-      "expected the model's process group with stage 2 or overlap, got another one. Leave "
-      "process_group out.");
-  DDP_CHECK_VALUE(
-      !options.offload_file() || !options.offload_file()->empty(), kSubject,
-      "expected offload_file() to name a file that can be made, got \"\". Give a path in a folder "
-      "of a local disk, such as \"/scratch/state\", or leave it out.");
-  return options;
-}
-
-void check_parameters(
-    const std::vector<torch::optim::OptimizerParamGroup>& groups, const State& model) {
-  std::unordered_map<const void*, const NamedParameter*> known;
-  for (const auto& p : model.reducer().parameters()) known[p.tensor.unsafeGetTensorImpl()] = &p;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const auto& parameters = groups[g].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto found = known.find(parameters[i].unsafeGetTensorImpl());
-      DDP_CHECK_VALUE(
-          found != known.end() || !parameters[i].requires_grad(),
-          "ZeroRedundancyOptimizer: expected parameters of the model, whose gradients it averages, "
-          "got another one: parameter ",
-          i, " of group ", g, " on ", model.monitor().rank_text(),
-          ". Step it with an optimizer of its own, or call model->refresh() before.");
-      DDP_CHECK_VALUE(
-          found == known.end() || !found->second->expect_sparse,
-          "ZeroRedundancyOptimizer: expected parameters with dense gradients, got \"",
-          found->second->name,
-          "\", whose are sparse. Make the Embedding with sparse(false), or step it with an "
-          "optimizer of its own.");
-    }
-  }
-}
 
 }  // namespace
 
@@ -83,7 +36,7 @@ class ZeroRedundancyOptimizerBase::Impl {
         options_(checked(options, kind_, state())),
         group_count_(owner.param_groups().size()),
         generation_(state().generation()) {
-    check_parameters(owner.param_groups(), state());
+    check_parameters(owner.param_groups(), kind_, state());
     if (options_.stage() == 2) shards_ = state().shard_gradients();
     const auto group = options_.process_group().given();
     optimizer_ = cut_over(group ? group : state().group(), shards_.get());

@@ -387,6 +387,21 @@ TEST_CASE("LAMB and a Muon without a model refuse shards", "[optim][ranks][error
   }
 }
 
+TEST_CASE("ZeRO refuses parts of layers where whole ones are needed", "[optim][ranks][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto alone = split_group(self.rank, 0, self.group);
+    DistributedDataParallel model(
+        ColumnParallelLinear(
+            ColumnParallelLinearOptions(6, 8).bias(false).process_group(self.group),
+            at::ones({8, 6}, at::kDouble), at::Tensor()),
+        DistributedDataParallelOptions().process_group(alone));
+    const ZeroRedundancyOptimizer<optim::Muon> optimizer(model, optim::MuonOptions(0.02));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("expected whole parameters for an optimizer that needs them"));
+  }
+}
+
 TEST_CASE("Muon's state over shards is saved whole", "[optim][ranks]") {
   const TemporaryFolder folder;
   const auto options = optim::MuonOptions(0.02).ns_dtype(at::kDouble);
