@@ -32,6 +32,9 @@ std::string subject_of() {
   return "ddp::optim::" + name;
 }
 
+/// The key in an optimizer's archive of its class, as subject_of() names it.
+inline constexpr const char* kClassInArchive = "optimizer_class";
+
 /// The result of a step's closure; undefined without one.
 inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
   const c10::AutoGradMode with_grad(true);
@@ -100,11 +103,19 @@ ListedOptimizer<Options, State>::ListedOptimizer(
 
 template <typename Options, typename State>
 void ListedOptimizer<Options, State>::save(torch::serialize::OutputArchive& archive) const {
+  archive.write(kClassInArchive, c10::IValue(subject_of<Options>()));
   torch::optim::serialize<State, Options>(archive, *this);
 }
 
+// Several optimizers have fields of the same names. Archives of others may lack the class.
 template <typename Options, typename State>
 void ListedOptimizer<Options, State>::load(torch::serialize::InputArchive& archive) {
+  c10::IValue saved;
+  const bool has_class = archive.try_read(kClassInArchive, saved);
+  DDP_CHECK_VALUE(
+      !has_class || saved.toStringRef() == subject_of<Options>(), subject_of<Options>(),
+      ": expected an archive of its own, got one of ", saved.toStringRef(),
+      ". Load it into that optimizer.");
   torch::optim::serialize<State, Options>(archive, *this);
 }
 
@@ -119,6 +130,7 @@ template <typename Options, typename State>
 at::Tensor BatchedOptimizer<Options, State>::step(torch::optim::Optimizer::LossClosure closure) {
   const auto loss = loss_of(closure);
   const c10::NoGradGuard no_grad;
+  check_options<Options>(subject_of<Options>(), *this);  // groups may have been added
   check_gradients(subject_of<Options>(), *this);
   for (auto& group : this->param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());

@@ -1,6 +1,7 @@
 #include "optim/matrix_exchange.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -54,12 +55,9 @@ std::vector<TensorBox> read_boxes(const std::string& line) {
   return boxes;
 }
 
-/// Throws on every rank alike where some of the ranks that have elements of a matrix have no
-/// gradient of it.
-///
 /// \param masks  by rank and matrix: 1 where there is a gradient.
 void check_masks(const std::vector<MatrixJob>& jobs, const at::Tensor& masks) {
-  const auto on_host = masks.to(at::kCPU, at::kFloat).contiguous();
+  const auto on_host = masks.cpu();
   const auto has_gradient = on_host.accessor<float, 2>();
   for (size_t j = 0; j < jobs.size(); ++j) {
     const auto column = static_cast<int64_t>(j);
@@ -73,12 +71,6 @@ void check_masks(const std::vector<MatrixJob>& jobs, const at::Tensor& masks) {
         jobs[j].matrix->name, "\" or none, got one on rank ", with, " and none on rank ", without,
         ". Step after an averaged backward pass, with the same parameters on every rank.");
   }
-}
-
-at::Tensor mask_of(const std::vector<MatrixJob>& jobs, const at::TensorOptions& options) {
-  std::vector<float> mask;
-  for (const auto& job : jobs) mask.push_back(job.update.defined() ? 1 : 0);
-  return at::tensor(mask, at::kFloat).to(options.device(), options.dtype().toScalarType());
 }
 
 at::ScalarType ns_dtype_of(const std::vector<MatrixJob>& jobs) {
@@ -234,6 +226,32 @@ std::map<MatrixExchanges::Key, std::vector<MatrixJob>> MatrixExchanges::jobs_of(
   return jobs;
 }
 
+std::vector<ProcessGroup> MatrixExchanges::process_groups() const {
+  std::vector<ProcessGroup> groups;
+  std::copy_if(groups_.begin(), groups_.end(), std::back_inserter(groups), [](const auto& group) {
+    return group != nullptr;
+  });
+  return groups;
+}
+
+void MatrixExchanges::compare_gradients(const std::map<Key, std::vector<MatrixJob>>& jobs) const {
+  std::map<size_t, std::vector<MatrixJob>> by_group;
+  for (const auto& [key, of_key] : jobs) {
+    auto& of_group = by_group[of_key.front().matrix->group];
+    of_group.insert(of_group.end(), of_key.begin(), of_key.end());
+  }
+  for (const auto& [index, of_group] : by_group) {
+    const auto& group = groups_[index];
+    if (!group || group->getSize() == 1) continue;
+    std::vector<float> mask;
+    for (const auto& job : of_group) mask.push_back(job.parameter.grad().defined() ? 1 : 0);
+    const auto own = at::tensor(mask, at::kFloat).to(of_group.front().parameter.device());
+    auto masks = at::empty({group->getSize(), own.numel()}, own.options());
+    all_gather_into_tensor(masks, own, group);
+    check_masks(of_group, masks);
+  }
+}
+
 void MatrixExchanges::orthogonalize(std::vector<MatrixJob>& jobs) const {
   if (jobs.front().matrix->is_cut) return orthogonalize_cut(jobs);
   const auto& group = groups_[jobs.front().matrix->group];
@@ -248,8 +266,7 @@ void MatrixExchanges::orthogonalize(std::vector<MatrixJob>& jobs) const {
 void MatrixExchanges::orthogonalize_whole(std::vector<MatrixJob>& jobs) const {
   const auto& group = groups_[jobs.front().matrix->group];
   const auto ranks = group->getSize();
-  const auto count = static_cast<int64_t>(jobs.size());
-  std::vector<int64_t> places, filled(static_cast<size_t>(ranks), count);
+  std::vector<int64_t> places, filled(static_cast<size_t>(ranks), 0);
   for (const auto& job : jobs) {
     auto& end = filled[static_cast<size_t>(job.matrix->owner)];
     places.push_back(end);
@@ -259,7 +276,6 @@ void MatrixExchanges::orthogonalize_whole(std::vector<MatrixJob>& jobs) const {
   const auto options =
       jobs.front().parameter.options().dtype(ns_dtype_of(jobs)).requires_grad(false);
   const auto own = at::empty({width}, options);
-  own.narrow(0, 0, count).copy_(mask_of(jobs, options));
   const auto place_in = [&](const at::Tensor& memory, size_t j) {
     const auto& matrix = *jobs[j].matrix;
     return memory.narrow(0, places[j], matrix.numel()).view({matrix.rows, matrix.columns});
@@ -271,7 +287,6 @@ void MatrixExchanges::orthogonalize_whole(std::vector<MatrixJob>& jobs) const {
   }
   auto all = at::empty({ranks, width}, options);
   all_gather_into_tensor(all, own, group);
-  check_masks(jobs, all.narrow(1, 0, count));
   for (size_t j = 0; j < jobs.size(); ++j) {
     if (jobs[j].update.defined()) jobs[j].update = place_in(all[jobs[j].matrix->owner], j);
   }
@@ -297,11 +312,6 @@ Splits splits_of(const std::vector<MatrixJob>& jobs, const c10d::ProcessGroup& g
   return splits;
 }
 
-std::vector<int64_t> raised(std::vector<int64_t> counts, int64_t by) {
-  for (auto& count : counts) count += by;
-  return counts;
-}
-
 int64_t sum_of(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
@@ -311,7 +321,7 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
 template <typename Use>
 void for_each_part(
     const std::vector<MatrixJob>& jobs, const c10d::ProcessGroup& group, const at::Tensor& memory,
-    int64_t gap, const Use& use) {
+    const Use& use) {
   int64_t begin = 0;
   for (int rank = 0; rank < group.getSize(); ++rank) {
     for (size_t j = 0; j < jobs.size(); ++j) {
@@ -323,19 +333,16 @@ void for_each_part(
         begin += numel;
       }
     }
-    begin += gap;
   }
 }
 
 }  // namespace
 
-// To each owner this rank's elements of its matrices, and which gradients this rank has.
+// To each owner this rank's elements of its matrices.
 at::Tensor MatrixExchanges::collected_updates(const std::vector<MatrixJob>& jobs) const {
   const auto& group = groups_[jobs.front().matrix->group];
   const auto splits = splits_of(jobs, *group);
-  const auto count = static_cast<int64_t>(jobs.size());
   const auto options = jobs.front().parameter.options().requires_grad(false);
-  const auto mask = mask_of(jobs, options);
   std::vector<at::Tensor> parts;
   for (int owner = 0; owner < group->getSize(); ++owner) {
     for (const auto& job : jobs) {
@@ -345,26 +352,15 @@ at::Tensor MatrixExchanges::collected_updates(const std::vector<MatrixJob>& jobs
           job.update.defined() ? job.update.reshape(-1).narrow(0, 0, numel)
                                : at::zeros({numel}, options));
     }
-    parts.push_back(mask);
   }
-  auto received = at::empty({sum_of(splits.from_ranks) + count * group->getSize()}, options);
-  all_to_all_single(
-      received, at::cat(parts), raised(splits.from_ranks, count), raised(splits.to_owners, count),
-      group);
-  std::vector<at::Tensor> masks;
-  int64_t end = 0;
-  for (const auto split : splits.from_ranks) {
-    end += split + count;
-    masks.push_back(received.narrow(0, end - count, count));
-  }
-  check_masks(jobs, at::stack(masks));
+  auto received = at::empty({sum_of(splits.from_ranks)}, options);
+  all_to_all_single(received, at::cat(parts), splits.from_ranks, splits.to_owners, group);
   return received;
 }
 
 void MatrixExchanges::orthogonalize_cut(std::vector<MatrixJob>& jobs) const {
   const auto& group = groups_[jobs.front().matrix->group];
   const auto splits = splits_of(jobs, *group);
-  const auto count = static_cast<int64_t>(jobs.size());
   const auto received = collected_updates(jobs);
   std::vector<at::Tensor> wholes(jobs.size());
   for (size_t j = 0; j < jobs.size(); ++j) {
@@ -373,7 +369,7 @@ void MatrixExchanges::orthogonalize_cut(std::vector<MatrixJob>& jobs) const {
       wholes[j] = at::empty({matrix.rows, matrix.columns}, received.options());
     }
   }
-  for_each_part(jobs, *group, received, count, [&](size_t j, const auto& box, const auto& part) {
+  for_each_part(jobs, *group, received, [&](size_t j, const auto& box, const auto& part) {
     view_of(wholes[j], box).copy_(part);
   });
   for (size_t j = 0; j < jobs.size(); ++j) {
@@ -381,7 +377,7 @@ void MatrixExchanges::orthogonalize_cut(std::vector<MatrixJob>& jobs) const {
   }
   const auto options = received.options().dtype(ns_dtype_of(jobs));
   auto sent = at::empty({sum_of(splits.from_ranks)}, options);
-  for_each_part(jobs, *group, sent, 0, [&](size_t j, const auto& box, const auto& part) {
+  for_each_part(jobs, *group, sent, [&](size_t j, const auto& box, const auto& part) {
     part.copy_(view_of(wholes[j], box));
   });
   auto own = at::empty({sum_of(splits.to_owners)}, options);

@@ -58,8 +58,17 @@ class MatrixExchanges {
   /// Collective.
   MatrixExchanges(const torch::nn::Module& model, const Groups& groups);
 
+  /// The groups of ranks.
+  std::vector<ProcessGroup> process_groups() const;
+
   /// The matrices of the groups, in the same order on every rank.
   std::map<Key, std::vector<MatrixJob>> jobs_of(Groups& groups) const;
+
+  /// Throws on every rank alike where some of the ranks that have elements of a matrix have no
+  /// gradient of it.
+  ///
+  /// Collective. Cost: an all-gather of 4 bytes a matrix, for which the host waits.
+  void compare_gradients(const std::map<Key, std::vector<MatrixJob>>& jobs) const;
 
   /// Replaces each update by this rank's elements of the orthogonal one.
   ///

@@ -5,12 +5,16 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/ranges.h>
+#include <ddp/join.h>
 #include <ddp/parameter_layout.h>
 
 #include "optim/listed_optimizer.h"
 #include "optim/matrix_exchange.h"
 #include "optim/orthogonalize.h"
+#include "wrapper/optimizer_in_backward.h"
 
 DDP_LISTED_OPTIMIZER(ddp::optim::MuonOptions, ddp::optim::MuonParamState)
 
@@ -43,16 +47,30 @@ namespace {
 
 using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
+/// \param places  the parameters that have a matrix in flat memory.
 /// \throws c10::ValueError  a parameter that is no matrix.
-void check_are_matrices(const Groups& groups) {
+void check_are_matrices(const Groups& groups, const detail::WholeTensors& places) {
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const auto& p : groups[g].params()) {
+      if (places.count(p.unsafeGetTensorImpl()) > 0) continue;
       DDP_CHECK_VALUE(
           p.dim() == 2, "ddp::optim::Muon: expected parameters of two dimensions, got one of ",
           p.sizes(), " in group ", g,
           ". Step it with another optimizer, as AdamW; split_for_muon() tells them apart.");
     }
   }
+}
+
+/// A rank whose input has ended takes no step with the others, except where backward steps.
+void check_is_in_no_uneven_join(const std::vector<ProcessGroup>& over) {
+  const bool is_alone = !any_of(over, [](const auto& group) { return group->getSize() > 1; });
+  DDP_CHECK(
+      is_alone || !detail::in_uneven_join() || OptimizerInBackward::is_stepping(),
+      "ddp::optim::Muon: expected a join that ends as soon as one rank has no input, got a step of "
+      "a Muon made from a model in one that goes on, in which ranks without input take no step. "
+      "Take ZeroRedundancyOptimizer<ddp::optim::Muon> as one of the join's objects, "
+      "ddp::optim::Muon(ddp::optim::split_for_muon(*model).matrices), which each rank steps "
+      "whole, or model->step_in_backward(muon).");
 }
 
 bool is_matrix(const ParameterLayout& layout) { return layout.sizes.size() == 2; }
@@ -83,7 +101,9 @@ class Muon::Together {
   /// calls `apply` with each parameter and this rank's elements of the result.
   template <typename Average, typename Apply>
   void step(Groups& groups, const Average& average, const Apply& apply) {
-    for (auto& [key, jobs] : exchanges_.jobs_of(groups)) {
+    auto jobs_by_key = exchanges_.jobs_of(groups);
+    exchanges_.compare_gradients(jobs_by_key);
+    for (auto& [key, jobs] : jobs_by_key) {
       for (auto& job : jobs) {
         if (job.parameter.grad().defined()) job.update = average(*job.options, job.parameter);
       }
@@ -94,12 +114,14 @@ class Muon::Together {
     }
   }
 
+  const MatrixExchanges& exchanges() const { return exchanges_; }
+
  private:
   MatrixExchanges exchanges_;
 };
 
 Muon::Muon(const Groups& groups, const MuonOptions& defaults) : ListedOptimizer(groups, defaults) {
-  check_are_matrices(groups);
+  check_are_matrices(groups, places_);
 }
 
 Muon::Muon(std::vector<at::Tensor> parameters, const MuonOptions& defaults)
@@ -115,6 +137,20 @@ Muon::Muon(const Groups& groups, detail::WholeTensors places, const MuonOptions&
     : ListedOptimizer(groups, defaults), places_(std::move(places)) {}
 
 Muon::~Muon() = default;
+
+std::vector<ProcessGroup> Muon::process_groups() const {
+  return together_ ? together_->exchanges().process_groups() : std::vector<ProcessGroup>();
+}
+
+// Before a step, because groups may have been added.
+void Muon::check_groups() {
+  detail::check_options<MuonOptions>("ddp::optim::Muon", *this);
+  detail::check_gradients("ddp::optim::Muon", *this);
+  if (together_) return check_is_in_no_uneven_join(process_groups());
+  detail::check_are_whole(
+      "ddp::optim::Muon", *this, "Make it from the model: ddp::optim::Muon(*model, options).");
+  check_are_matrices(param_groups(), places_);
+}
 
 // The parameter's tensor as a matrix.
 at::Tensor Muon::shaped(const at::Tensor& parameter, const at::Tensor& tensor) const {
@@ -143,7 +179,7 @@ void Muon::step_alone(const MuonOptions& options, const at::Tensor& parameter) {
 at::Tensor Muon::step(LossClosure closure) {
   const auto loss = detail::loss_of(closure);
   const c10::NoGradGuard no_grad;
-  detail::check_gradients("ddp::optim::Muon", *this);
+  check_groups();
   if (together_) {
     together_->step(
         param_groups(),
@@ -156,8 +192,6 @@ at::Tensor Muon::step(LossClosure closure) {
         });
     return loss;
   }
-  detail::check_are_whole(
-      "ddp::optim::Muon", *this, "Make it from the model: ddp::optim::Muon(*model, options).");
   for (auto& group : param_groups()) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
     for (const auto& p : group.params()) {

@@ -51,13 +51,18 @@ struct OptionRanges : NoFields {
   }
 };
 
-/// \throws c10::ValueError  an option of a group is outside of its range.
+/// \throws c10::ValueError  an option of a group is outside of its range, or a group has options of
+///         another optimizer.
 template <typename Options>
 void check_options(const std::string& subject, torch::optim::Optimizer& optimizer) {
   size_t index = 0;
   for (auto& group : optimizer.param_groups()) {
+    auto* options = dynamic_cast<Options*>(&group.options());
+    DDP_CHECK_VALUE(
+        options != nullptr, subject, ": expected options of this optimizer, got another one's in ",
+        "group ", index, ". Pass ", subject, "Options.");
     OptionRanges ranges(subject, index++);
-    visit_options(ranges, static_cast<Options&>(group.options()));
+    visit_options(ranges, *options);
   }
 }
 

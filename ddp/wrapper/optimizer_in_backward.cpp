@@ -8,6 +8,13 @@
 #include <ddp/zero.h>
 
 namespace ddp {
+namespace {
+
+thread_local bool steps_in_backward = false;
+
+}  // namespace
+
+bool OptimizerInBackward::is_stepping() { return steps_in_backward; }
 
 OptimizerInBackward::OptimizerInBackward(
     std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
@@ -54,7 +61,11 @@ void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
     for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), selected[g]);
   };
   exchange();
-  const auto put_back = c10::make_scope_exit(exchange);
+  const bool was_stepping = std::exchange(steps_in_backward, true);
+  const auto put_back = c10::make_scope_exit([&] {
+    steps_in_backward = was_stepping;
+    exchange();
+  });
   optimizer_->step();
   for (const auto& p : part) {
     if (p.grad().defined()) stepped_.emplace_back(p, value_sample(p));

@@ -29,6 +29,9 @@ class OptimizerInBackward {
   /// Cost: beside the step, a look at every parameter.
   void step(const std::vector<at::Tensor>& part, bool last);
 
+  /// Whether this thread is in the optimizer's step of such a call.
+  static bool is_stepping();
+
  private:
   void warn_of_second_step();
 

@@ -9,6 +9,7 @@
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/membership/generations.h>
+#include <ddp/muon.h>
 #include <ddp/zero.h>
 #include <torch/torch.h>
 
@@ -66,6 +67,17 @@ TEST_CASE("what Elastic refuses", "[ranks][elastic][errors]") {
     CHECK_THAT(
         error_of([&] { run.add("zero", zero); }),
         ContainsText("expected a ZeroRedundancyOptimizer without overlap, got overlap"));
+    const auto matrices = optim::split_for_muon(*model).matrices;
+    optim::Muon keeps_group(*model, {matrices}), whole(matrices), of_plain(*net, {matrices});
+    CHECK_THAT(
+        error_of([&] { run.add("muon", keeps_group); }),
+        ContainsText(
+            "Elastic::add(\"muon\"): expected an optimizer that keeps no process group, got "
+            "a Muon made from a model"));
+    CHECK_THAT(
+        error_of([&] { run.add("muon", keeps_group); }),
+        ContainsText("ddp::optim::Muon(ddp::optim::split_for_muon(*model).matrices)"));
+    run.add("whole muon", whole).add("muon of a plain module", of_plain);
     CHECK_THAT(
         error_of([] { Elastic other(ElasticOptions().snapshot_every(0)); }),
         ContainsText("snapshot_every(): expected 1 or more, got 0"));

@@ -213,6 +213,33 @@ TEST_CASE("update_bn of a group has the statistics of all ranks' batches", "[ran
   }
 }
 
+TEST_CASE("update_bn without batches is an error, and changes nothing", "[ranks][errors]") {
+  const int size = GENERATE(1, 2);
+  const bool has_group = GENERATE(false, true);
+  CAPTURE(size, has_group);
+  const auto errors = run_ranks<std::string>(size, [&](const Rank& self) {
+    auto net = normed_net();
+    set_waves(*net);
+    AveragedModel average(*net);
+    average.update();
+    const auto group = has_group ? std::optional<ProcessGroup>(self.group) : std::nullopt;
+    const auto forward = [&](auto& batch) { net->forward(batch); };
+    average.update_bn(Copies{batch_of(1)}, forward, group);
+    const auto averages = copies_of(average), trained = copies_of(*net);
+    auto error = error_of([&] { average.update_bn(Copies{}, forward, group); });
+    if (!are_equal(copies_of(average), averages) || !are_equal(copies_of(*net), trained)) {
+      error = "changed: " + error;
+    }
+    if (!has_group || size == 1) return error;
+    // Enough where one rank has a batch.
+    average.update_bn(Copies(static_cast<size_t>(self.rank), batch_of(1)), forward, group);
+    return error;
+  });
+  for (const auto& error : errors) {
+    CHECK(error.find("AveragedModel::update_bn: expected a loader with batches") == 0);
+  }
+}
+
 namespace {
 
 Sequential sharded_net() {

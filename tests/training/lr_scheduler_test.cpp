@@ -124,6 +124,16 @@ TEST_CASE("a cycle of momentum needs an optimizer that has one", "[pure][errors]
       error_of([&] { cycle.step(); }).find("at most total_steps (10) calls") != std::string::npos);
 }
 
+TEST_CASE("a schedule names itself where a group was added", "[pure][errors]") {
+  auto sgd = make_sgd();
+  CyclicLR cycle(sgd, CyclicLROptions(0.1, 0.2));
+  sgd.add_param_group(torch::optim::OptimizerParamGroup({torch::zeros({1})}));
+  const auto error = error_of([&] { cycle.step(); });
+  CHECK(
+      error.find("CyclicLR::step: expected the parameter groups of its construction, 1, got 2. "
+                 "Construct CyclicLR after") != std::string::npos);
+}
+
 TEST_CASE("a sequence refuses schedules of another optimizer", "[pure][errors]") {
   auto sgd = make_sgd();
   auto other = make_sgd();

@@ -146,6 +146,7 @@ void AveragedModel::update_bn_by(
   const AveragingBatchNorms norms(source_);
   pass();
   if (group) norms.combine(*group);
+  norms.check_had_batches();
   AveragePairs buffers;
   for (const auto& item : items_) {
     if (!item.is_buffer) continue;

@@ -103,4 +103,18 @@ void AveragingBatchNorms::combine(const ProcessGroup& group) const {
   }
 }
 
+void AveragingBatchNorms::check_had_batches() const {
+  bool has_statistics = false;
+  for (const auto& norm : norms_) {
+    if (!norm.batches.defined()) continue;
+    if (norm.batches.item<int64_t>() > 0) return;
+    has_statistics = true;
+  }
+  DDP_CHECK_VALUE(
+      !has_statistics,
+      "AveragedModel::update_bn: expected a loader with batches that forward passes to the model, "
+      "got none that reached a batch normalization. Pass a loader that begins anew, and call the "
+      "model in forward.");
+}
+
 }  // namespace ddp

@@ -29,6 +29,10 @@ class AveragingBatchNorms {
   /// Collective: yes. Cost: one all-reduce of two doubles a feature.
   void combine(const ProcessGroup& group) const;
 
+  /// \throws c10::ValueError  no batch has reached a batch normalization with running statistics;
+  ///         after combine() on every rank alike.
+  void check_had_batches() const;
+
  private:
   struct Norm {
     std::optional<double>* momentum;

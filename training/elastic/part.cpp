@@ -7,6 +7,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
+#include <ddp/muon.h>
 #include <ddp/parameter_layout.h>
 #include <torch/optim/lbfgs.h>
 
@@ -34,6 +35,13 @@ void check_supported(const std::string& name, detail::CheckpointPart& part, bool
   DDP_CHECK_VALUE(
       dynamic_cast<torch::optim::LBFGS*>(part.optimizer()) == nullptr, subject,
       "expected an optimizer that takes a step without a forward pass, got LBFGS. Use another.");
+  const auto* muon = dynamic_cast<optim::Muon*>(part.optimizer());
+  DDP_CHECK_VALUE(
+      muon == nullptr || muon->process_groups().empty(), subject,
+      "expected an optimizer that keeps no process group, got a Muon made from a model, whose "
+      "ranks "
+      "step over the group that it was made with. Make it from the matrices, which each rank then "
+      "steps whole: ddp::optim::Muon(ddp::optim::split_for_muon(*model).matrices).");
   if (part.module() == nullptr) return;
   for (const auto& layout : layouts_of(*part.module())) {
     DDP_CHECK_VALUE(

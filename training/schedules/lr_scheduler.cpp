@@ -26,7 +26,13 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, const char* name)
 
 std::vector<double> LRScheduler::get_lrs() {
   const auto epoch = static_cast<int64_t>(step_count_);
-  return epoch == 0 && follows_another_ ? first_lrs_in_sequence() : next_lrs(epoch);
+  auto lrs = epoch == 0 && follows_another_ ? first_lrs_in_sequence() : next_lrs(epoch);
+  DDP_CHECK_VALUE(
+      lrs.size() == optimizer_.param_groups().size(), name_,
+      "::step: expected the parameter groups of its construction, ", lrs.size(), ", got ",
+      optimizer_.param_groups().size(), ". Construct ", name_,
+      " after the optimizer's last group.");
+  return lrs;
 }
 
 void LRScheduler::restart(bool follows_another) {

@@ -12,6 +12,7 @@
 #include <ddp/detail/listed_optimizer.h>
 #include <ddp/detail/zero_types.h>
 #include <ddp/export.h>
+#include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
@@ -68,6 +69,11 @@ struct DDP_API MuonParamState : detail::ListedState<MuonParamState, MuonOptions>
 /// are cut over ranks, it gathers each matrix's update on one rank. In a ZeroRedundancyOptimizer
 /// each rank steps whole matrices of its own.
 ///
+/// Made from a model it takes gradients that are averaged: each matrix follows its owner's gradient
+/// alone. With gradients of each rank's own (PostLocalSGDOptimizer, PeriodicModelAverager, DiLoCo,
+/// a step after passes in no_sync()) make it from parameters. So, too, in Elastic, and in a join()
+/// whose ranks have uneven inputs, unless the model steps it in backward.
+///
 /// Source: torch.optim.Muon, torch 2.11.0, which computes all on every rank, and takes no shards.
 class DDP_API Muon : public detail::ListedOptimizer<MuonOptions, MuonParamState> {
  public:
@@ -105,17 +111,25 @@ class DDP_API Muon : public detail::ListedOptimizer<MuonOptions, MuonParamState>
   ///
   /// \param closure  runs before the step, with gradients.
   /// \throws c10::ValueError  a sparse gradient or a complex parameter; a shard of a fully sharded
-  ///         model, where this was made from parameters alone.
-  /// \throws c10::Error  a matrix that has a gradient on some of the ranks alone, on every rank.
+  ///         model, where this was made from parameters alone; a group of add_param_group() that
+  ///         the constructor would refuse.
+  /// \throws c10::Error  a matrix that has a gradient on some of the ranks alone, on every rank; in
+  ///         a join() that goes on without a rank's input, where ranks step together.
+  /// No parameter or state has changed then.
   ///
   /// Blocks: host, where ranks step together. Cost: about 10 (rows + columns) min(rows, columns)^2
   ///   a Newton-Schulz step, of the rank's share; each update is sent once in ns_dtype, and for
-  ///   shards once more in the parameters' dtype.
+  ///   shards once more in the parameters' dtype; before them 4 bytes a matrix.
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// The groups of ranks that step() communicates over, which it keeps; none where it was made from
+  /// parameters alone. Collective: no.
+  std::vector<ProcessGroup> process_groups() const;
 
  private:
   class Together;
 
+  void check_groups();
   at::Tensor shaped(const at::Tensor& parameter, const at::Tensor& tensor) const;
   at::Tensor averaged(const MuonOptions& options, const at::Tensor& parameter);
   void step_alone(const MuonOptions& options, const at::Tensor& parameter);

@@ -137,7 +137,8 @@ class DDP_API AveragedModel : public torch::nn::Module, public ShardedModule {
   /// \param loader  of batches, or a pointer to one.
   /// \param forward  calls the model, such as `net->forward(batch.data)`.
   /// \param group  the ranks that then combine their statistics, which all have to call it.
-  /// \throws c10::ValueError  a model without batch normalization.
+  /// \throws c10::ValueError  a model without batch normalization; a loader without batches, with a
+  ///         group on all of its ranks.
   ///
   /// Collective: with a group. Cost: that of the passes, and one all-reduce.
   template <typename Loader, typename Forward>

@@ -57,6 +57,7 @@ class DDP_API ListedOptimizer : public torch::optim::Optimizer {
   explicit ListedOptimizer(std::vector<at::Tensor> parameters, const OptionsType& defaults = {});
 
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// \throws c10::ValueError  an archive of another optimizer of this library that LibTorch lacks.
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
@@ -73,7 +74,8 @@ class DDP_API BatchedOptimizer : public ListedOptimizer<OptionsType, StateType> 
   /// Runs the closure, which computes the gradients anew, and steps the parameters that have one.
   ///
   /// \return what the closure returns; undefined without one.
-  /// \throws c10::ValueError  a sparse gradient or a complex parameter; no parameter has changed.
+  /// \throws c10::ValueError  a sparse gradient or a complex parameter; options of a group of
+  ///         add_param_group() that the constructor would refuse. No parameter has changed then.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
  protected:
