@@ -130,7 +130,7 @@ TEST_CASE("a schedule names itself where a group was added", "[pure][errors]") {
   sgd.add_param_group(torch::optim::OptimizerParamGroup({torch::zeros({1})}));
   const auto error = error_of([&] { cycle.step(); });
   CHECK(
-      error.find("CyclicLR::step: expected the parameter groups of its construction, 1, got 2. "
+      error.find("CyclicLR: expected the parameter groups of its construction, 1, got 2. "
                  "Construct CyclicLR after") != std::string::npos);
 }
 

@@ -29,7 +29,7 @@ std::vector<double> LRScheduler::get_lrs() {
   auto lrs = epoch == 0 && follows_another_ ? first_lrs_in_sequence() : next_lrs(epoch);
   DDP_CHECK_VALUE(
       lrs.size() == optimizer_.param_groups().size(), name_,
-      "::step: expected the parameter groups of its construction, ", lrs.size(), ", got ",
+      ": expected the parameter groups of its construction, ", lrs.size(), ", got ",
       optimizer_.param_groups().size(), ". Construct ", name_,
       " after the optimizer's last group.");
   return lrs;
