@@ -50,6 +50,15 @@ void check_files(size_t files, const StreamRanks& ranks) {
       " ranks. Write more files, or leave by_shard out.");
 }
 
+void check_ends(const ShardedStreamOptions& options, int64_t ranks) {
+  DDP_CHECK_VALUE(
+      ranks == 1 || options.ends() == StreamEnds::Common,
+      "BatchStream: expected a stream with StreamEnds::Common on more than one rank, got ",
+      "StreamEnds::Join on ", ranks, " ranks, of which some would begin the next epoch before the ",
+      "others. Set ShardedStreamOptions().ends(ddp::StreamEnds::Common), or call set_epoch() in a ",
+      "loop of your own.");
+}
+
 }  // namespace
 
 struct StreamEngine::Impl {
@@ -58,9 +67,10 @@ struct StreamEngine::Impl {
     check_range("shuffle_buffer", options.shuffle_buffer(), 0);
     check_range("workers", options.workers(), 0);
     check_range("depth", options.depth(), 1);
-    if (!options.by_shard()) return;
-    check_files(source->files(), ranks);
-    if (is_initialized() && !options.num_replicas()) group = default_group();
+    if (options.by_shard()) check_files(source->files(), ranks);
+    if (!is_initialized() || options.num_replicas()) return;
+    is_compared = ranks.count == 1;
+    if (options.by_shard()) group = default_group();
   }
 
   bool agrees_on_end() const {
@@ -80,8 +90,18 @@ struct StreamEngine::Impl {
     }
     return fields;
   }
-  /// Whether the position is one of this rank's own order, and not of one that all share.
-  bool is_own(const StreamPosition& at) const { return options.by_shard() && at.base > 0; }
+  /// For comparisons of ranks: those of a position, and how the ranks' parts end.
+  StreamFields shared_fields() const {
+    auto shared = fields(/*of_rank=*/false);
+    shared.emplace_back("ends", options.ends() == StreamEnds::Common ? "Common" : "Join");
+    return shared;
+  }
+  /// Whether the position is one of this rank's own order, and not of one that all share. A common
+  /// end is that of all; another rank's end says nothing of this rank's files.
+  bool is_own(const StreamPosition& at) const {
+    const bool has_ended = at.over && options.ends() == StreamEnds::Common;
+    return options.by_shard() && at.base > 0 && !has_ended;
+  }
 
   StreamOrder order() const {
     StreamOrder order;
@@ -155,6 +175,15 @@ struct StreamEngine::Impl {
     if (allowed == 0) end();
   }
 
+  /// Ranks whose files are in another order would lose samples and repeat others.
+  void compare_once() {
+    if (is_compared) return;
+    agree(
+        text_of(shared_fields()), default_group(), "comparing the sources of streams",
+        problem_of_fields);
+    is_compared = true;
+  }
+
   void end() {
     auto ended = position;
     ended.over = true;
@@ -162,6 +191,7 @@ struct StreamEngine::Impl {
   }
 
   std::shared_ptr<void> next() {
+    compare_once();
     agree_on_end();
     if (position.over) return nullptr;
     prepare(1);
@@ -181,32 +211,35 @@ struct StreamEngine::Impl {
     return work->take();
   }
 
-  StreamStanding standing() {
+  StreamStanding standing(int64_t begun) {
     // An error in place of the next sample is a sample that is left.
     (void)problem_of([&] { prepare(1); });
     StreamStanding standing;
     standing.position = rebased(position, turns().count);
     standing.has_more = !position.over && (!ready.empty() || !pass);
     standing.begins_anywhere = !is_own(standing.position) || !standing.has_more;
-    standing.fields = fields(/*of_rank=*/false);
+    standing.begun = begun;
+    standing.fields = shared_fields();
     return standing;
   }
 
-  void rebind(const ProcessGroup& next_group) {
+  void rebind(const ProcessGroup& next_group, int64_t begun) {
     const auto texts = agree(
-        text_of(standing()), next_group, "comparing the positions of streams",
+        text_of(standing(begun)), next_group, "comparing the positions of streams",
         problem_of_standings);
     StreamRanks next_ranks{next_group->getSize(), next_group->getRank()};
     if (options.by_shard()) check_files(source->files(), next_ranks);
     go_to(agreed_position(texts, options.ends() == StreamEnds::Common));
     ranks = next_ranks;
     group = next_group;
+    is_compared = true;
   }
 
   const StreamSourcePtr source;
   const ShardedStreamOptions options;
   StreamRanks ranks;
   ProcessGroup group;  // only where ranks agree on their end
+  bool is_compared = true;
   StreamPosition position;
   std::unique_ptr<StreamPass> pass;
   std::deque<std::unique_ptr<SampleWork>> ready;
@@ -230,7 +263,17 @@ void StreamEngine::set_epoch(size_t epoch) {
 
 size_t StreamEngine::epoch() const { return static_cast<size_t>(impl_->position.epoch); }
 
-void StreamEngine::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
+int64_t StreamEngine::taken() const { return impl_->position.taken; }
+
+void StreamEngine::check_epochs() const { check_ends(impl_->options, impl_->ranks.count); }
+
+void StreamEngine::check_epochs(const GroupArg& group) const {
+  check_ends(impl_->options, group.get()->getSize());
+}
+
+void StreamEngine::rebind(const GroupArg& group, int64_t begun) {
+  impl_->rebind(group.get(), begun);
+}
 
 std::function<void()> StreamEngine::bookmark() {
   return [impl = impl_.get(), there = impl_->position, ranks = impl_->ranks] {

@@ -28,6 +28,7 @@ class FilesSource::Reader final : public detail::StreamReader {
         open_ =
             source_.open(path, std::make_shared<FileView>(path, source_.sizes_[file]), at_.offset);
       }
+      last_ = {at_.file, open_->offset()};
       auto load = open_->next();
       at_.offset = open_->offset();
       if (load) return load;
@@ -37,11 +38,12 @@ class FilesSource::Reader final : public detail::StreamReader {
   }
 
   StreamMark mark() const override { return at_; }
+  StreamMark last() const override { return last_; }
 
  private:
   const FilesSource& source_;
   const std::vector<size_t> order_;
-  StreamMark at_;
+  StreamMark at_, last_;
   std::unique_ptr<RecordFile> open_;
 };
 

@@ -42,10 +42,9 @@ bool OrderReader::read_buffer() {
   std::vector<StreamRecord> records;
   BufferStart start{start_.position + static_cast<int64_t>(records_.size()), reader_->mark()};
   while (records.size() < size) {
-    StreamRecord record{nullptr, reader_->mark()};
-    record.load = reader_->next();
-    if (!record.load) break;
-    records.push_back(std::move(record));
+    auto load = reader_->next();
+    if (!load) break;
+    records.push_back({std::move(load), reader_->last()});
   }
   if (records.empty()) return false;
   if (order_.buffer > 0) {

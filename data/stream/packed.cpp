@@ -43,6 +43,8 @@ class PackedReader final : public StreamReader {
     auto sequence =
         std::make_shared<at::Tensor>(at::empty({static_cast<int64_t>(options_.length)}, at::kLong));
     auto* to = sequence->mutable_data_ptr<int64_t>();
+    while (used_ == begun_.front().tokens.size()) drop_document();
+    last_ = mark();
     for (size_t i = 0; i < options_.length; ++i) {
       while (used_ == begun_.front().tokens.size()) drop_document();
       to[i] = begun_.front().tokens[used_++];
@@ -57,6 +59,7 @@ class PackedReader final : public StreamReader {
     mark.within = static_cast<int64_t>(used_);
     return mark;
   }
+  StreamMark last() const override { return last_; }
 
  private:
   struct Document {
@@ -65,11 +68,14 @@ class PackedReader final : public StreamReader {
   };
 
   bool read_document() {
-    Document document{documents_->mark(), {}};
     const auto load = documents_->next();
     if (!load) return false;
+    Document document{documents_->last(), {}};
     const auto problem = problem_of([&] { document.tokens = options_.tokens_of(load().get()); });
-    DDP_CHECK(problem.empty(), kSubject, place(document), ", got an error: ", problem);
+    DDP_CHECK(
+        problem.empty(), kSubject, place(document), ", got an error: ", problem,
+        ". All ranks need it to find the sequences after it, so next() throws again: let the "
+        "transform catch the error and return an empty document to leave it out.");
     if (options_.end) document.tokens.push_back(*options_.end);
     DDP_CHECK(
         !begun_.empty() || document.tokens.size() >= used_, kSubject, place(document),
@@ -95,6 +101,7 @@ class PackedReader final : public StreamReader {
   const PackedOptions options_;
   std::deque<Document> begun_;
   size_t used_;
+  StreamMark last_;
   int64_t held_;  // tokens that no sequence had; negative until the first document is read again
 };
 

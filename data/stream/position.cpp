@@ -11,6 +11,13 @@ namespace {
 
 constexpr const char* kNumbers = "position";
 constexpr const char* kFields = "fields";
+constexpr const char* kOtherStream =
+    ". Make the stream with the same source and options, or call set_epoch() instead of load() to "
+    "start that epoch.";
+constexpr const char* kOtherRank =
+    ". With by_shard(true) each rank loads within an epoch what it saved itself: give the stream "
+    "to Checkpointer::add_per_rank instead of add, and resume with as many ranks; or call "
+    "set_epoch() instead of load() to start that epoch.";
 
 std::string numbers_of(const StreamPosition& p) {
   return ddp::str(
@@ -35,6 +42,10 @@ std::vector<std::string> words_of(const StreamFields& fields) {
   return words;
 }
 
+bool is_of_rank(const std::string& fact) {
+  return begins_with(fact, "num_replicas=") || begins_with(fact, "rank=");
+}
+
 std::string read_text(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
   DDP_CHECK_VALUE(
@@ -47,6 +58,7 @@ std::string read_text(torch::serialize::InputArchive& archive, const char* key) 
 struct Words {
   StreamPosition position;
   bool has_more = true, begins_anywhere = true;
+  std::string begun;
   std::vector<std::string> fields;
 };
 
@@ -57,7 +69,8 @@ Words words_in(const std::string& text) {
   words.position = position_of(all.at(0), is_whole);
   words.has_more = all.at(1) == "1";
   words.begins_anywhere = all.at(2) == "1";
-  words.fields.assign(all.begin() + 3, all.end());
+  words.begun = all.at(3);
+  words.fields.assign(all.begin() + 4, all.end());
   return words;
 }
 
@@ -91,13 +104,28 @@ std::string first_difference(
   return "";
 }
 
+std::string text_of_rank(size_t rank, size_t ranks) {
+  return ddp::str(" on rank ", rank, " of ", ranks, ". ");
+}
+
+std::string problem_of_facts(
+    const std::vector<std::string>& own, const std::vector<std::string>& first, size_t rank,
+    size_t ranks) {
+  const auto difference = first_difference(first, own);
+  if (difference.empty()) return "";
+  return ddp::str(
+      "the same source and options on every rank, got ", difference, text_of_rank(rank, ranks),
+      "Make the stream alike on every rank, with the files in the same order.");
+}
+
 std::string problem_of_rank(const Words& own, const Words& first, size_t rank, size_t ranks) {
-  const auto of_all = ddp::str(" on rank ", rank, " of ", ranks, ". ");
-  const auto difference = first_difference(first.fields, own.fields);
-  if (!difference.empty()) {
+  const auto of_all = text_of_rank(rank, ranks);
+  auto facts = problem_of_facts(own.fields, first.fields, rank, ranks);
+  if (!facts.empty()) return facts;
+  if (own.begun != "0") {
     return ddp::str(
-        "the same source and options on every rank, got ", difference, of_all,
-        "Make the stream alike on every rank.");
+        "a position between batches on every rank, got ", own.begun,
+        " samples of a batch in which next() threw", of_all, "Call next() there again before.");
   }
   if (own.begins_anywhere) return "";
   return ddp::str(
@@ -137,8 +165,7 @@ StreamPosition load_position(
     const auto was = i < saved.size() ? saved[i] : "none", is = i < own.size() ? own[i] : "none";
     DDP_CHECK_VALUE(
         was == is, "ShardedStream::load: expected ", was, " as when it was saved, got ", is,
-        ". Make the stream with the same source and options, or call set_epoch() instead of load() "
-        "to start that epoch.");
+        is_of_rank(was) || is_of_rank(is) ? kOtherRank : kOtherStream);
   }
   return position;
 }
@@ -146,9 +173,20 @@ StreamPosition load_position(
 std::string text_of(const StreamStanding& standing) {
   std::vector<std::string> words{
       numbers_of(standing.position), standing.has_more ? "1" : "0",
-      standing.begins_anywhere ? "1" : "0"};
+      standing.begins_anywhere ? "1" : "0", std::to_string(standing.begun)};
   for (auto& word : words_of(standing.fields)) words.push_back(std::move(word));
   return packed(words);
+}
+
+std::string text_of(const StreamFields& fields) { return packed(words_of(fields)); }
+
+std::string problem_of_fields(const std::vector<std::string>& by_rank) {
+  const auto first = unpacked(by_rank.at(0));
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const auto problem = problem_of_facts(unpacked(by_rank[rank]), first, rank, by_rank.size());
+    if (!problem.empty()) return "ShardedStream::next: expected " + problem;
+  }
+  return "";
 }
 
 std::string problem_of_standings(const std::vector<std::string>& by_rank) {

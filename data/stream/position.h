@@ -46,10 +46,15 @@ struct StreamStanding {
   StreamPosition position;      // rebased
   bool has_more = true;         // a sample of this rank is left
   bool begins_anywhere = true;  // false: whole files, which cannot be divided within an epoch
+  int64_t begun = 0;            // samples of a batch that is not complete
   StreamFields fields;
 };
 
 std::string text_of(const StreamStanding& standing);
+std::string text_of(const StreamFields& fields);
+
+/// \return which of the ranks' fields differ; "" if none do.
+std::string problem_of_fields(const std::vector<std::string>& by_rank);
 
 /// \return why these ranks cannot go on together; "" if they can.
 std::string problem_of_standings(const std::vector<std::string>& by_rank);

@@ -85,7 +85,9 @@ Kills kill_and_resume(const StreamSource<T>& source, const StreamOptions& option
     Texts all;
     for (bool is_over = false; !is_over; ++kills.count) {
       auto streams = streams_of_ranks(
-          source, StreamOptions(options).workers(below(3)).depth(1 + below(9)), 1 + below(5));
+          source,
+          StreamOptions(options).ends(StreamEnds::Join).workers(below(3)).depth(1 + below(9)),
+          1 + below(5));
       for (auto& stream : streams) {
         if (!state.empty()) load_bytes(stream, state);
         stream.set_epoch(epoch);
@@ -252,7 +254,7 @@ TEST_CASE("a common end stays the end for other ranks") {
 TEST_CASE("a rank of whole files resumes its own position, and other ranks at an epoch's begin") {
   const TemporaryFolder folder;
   const auto source = ddp::lines(files_of_lines(folder, {5, 3, 4}));
-  const auto options = StreamOptions().by_shard(true);
+  const auto options = StreamOptions().by_shard(true).ends(StreamEnds::Join);
   auto streams = streams_of_ranks(source, options, 2);
   const auto begin = bytes_of_archive(streams[0]);
   auto three = streams_of_ranks(source, options, 3);
@@ -264,8 +266,31 @@ TEST_CASE("a rank of whole files resumes its own position, and other ranks at an
   auto again = streams_of_ranks(source, options, 2);
   load_bytes(again[1], state);
   CHECK(rest_of(again[1]) == Texts{"6", "7"});
+  const auto error = error_of<c10::ValueError>([&] { load_bytes(again[0], state); });
+  CHECK_THAT(error, ContainsText("rank=1 as when it was saved, got rank=0"));
+  CHECK_THAT(error, ContainsText("Checkpointer::add_per_rank instead of add"));
+}
+
+TEST_CASE("the common end of whole files loads on any number of ranks") {
+  const TemporaryFolder folder;
+  const auto source = ddp::lines(files_of_lines(folder, {5, 3, 4}));
+  const auto options = StreamOptions().by_shard(true);
+  const auto states = run_ranks<std::string>(2, [&](const Rank& self) {
+    auto stream =
+        make_sharded_stream(source, StreamOptions(options).num_replicas(2).rank(self.rank));
+    stream.rebind(self.group);
+    CHECK(rest_of(stream).size() == 3);
+    return bytes_of_archive(stream);
+  });
+  auto three = streams_of_ranks(source, options, 3);
+  load_bytes(three[2], states[0]);
+  CHECK_FALSE(three[2].next());
+  // The end of one rank alone says nothing of the others.
+  auto joined = streams_of_ranks(source, StreamOptions(options).ends(StreamEnds::Join), 2);
+  rest_of(joined[1]);
+  const auto own_end = bytes_of_archive(joined[1]);
   CHECK_THAT(
-      error_of<c10::ValueError>([&] { load_bytes(again[0], state); }),
+      error_of<c10::ValueError>([&] { load_bytes(joined[0], own_end); }),
       ContainsText("rank=1 as when it was saved, got rank=0"));
 }
 
@@ -317,8 +342,8 @@ TEST_CASE("bookmark takes a stream back to the ranks before rebind") {
 
 TEST_CASE("rebind knows that a rank with a sample less is at the end") {
   const auto left = run_ranks<size_t>(2, [](const Rank& self) {
-    auto stream =
-        make_sharded_stream(counted_numbers(3), StreamOptions().num_replicas(2).rank(self.rank));
+    auto stream = make_sharded_stream(
+        counted_numbers(3), StreamOptions().num_replicas(2).rank(self.rank).ends(StreamEnds::Join));
     for (int i = 0; i < 2 - self.rank; ++i) stream.next();
     stream.rebind(self.group);
     const auto rest = rest_of(stream).size();

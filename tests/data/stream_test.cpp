@@ -16,6 +16,8 @@
 #include "stream/order.h"
 #include "streams.h"
 #include "support/error_of.h"
+#include "support/ranks.h"
+#include "tar_files.h"
 #include "threads.h"
 
 #include "support/catch.h"
@@ -117,11 +119,12 @@ TEST_CASE("ranks take turns in the order of one process") {
 TEST_CASE("by_shard gives each rank whole files") {
   const TemporaryFolder folder;
   const auto source = ddp::lines(files_of_lines(folder, {5, 3, 4, 1}));
-  auto plain = streams_of_ranks(source, StreamOptions().by_shard(true), 2);
+  const auto whole_files = StreamOptions().by_shard(true).ends(StreamEnds::Join);
+  auto plain = streams_of_ranks(source, whole_files, 2);
   CHECK(rest_of(plain[0]) == Texts{"0", "1", "2", "3", "4", "8", "9", "10", "11"});
   CHECK(rest_of(plain[1]) == Texts{"5", "6", "7", "12"});
 
-  auto shuffled = streams_of_ranks(source, StreamOptions().by_shard(true).shuffle_buffer(4), 2);
+  auto shuffled = streams_of_ranks(source, StreamOptions(whole_files).shuffle_buffer(4), 2);
   Texts all;
   for (auto& stream : shuffled) {
     for (auto& text : rest_of(stream)) all.push_back(std::move(text));
@@ -195,6 +198,49 @@ TEST_CASE("an error comes in the place of its sample, which it names, and the st
   CHECK(texts == Texts{"0", "1", "2", "4"});
 }
 
+TEST_CASE("an error names the file of its sample, also of the first one in it") {
+  const TemporaryFolder folder;
+  const auto fails = [](const auto& /*sample*/) -> int { throw std::runtime_error("no number"); };
+  const auto error = [&](const auto& source, const StreamOptions& options) {
+    auto stream = make_sharded_stream(source, options);
+    std::string text;
+    for (int i = 0; i < 3; ++i) text = error_of<c10::Error>([&] { stream.next(); });
+    return text;
+  };
+  const auto options = StreamOptions().workers(0);
+  CHECK_THAT(
+      error(ddp::transform(ddp::lines(files_of_lines(folder, {2, 0, 1})), fails), options),
+      ContainsText("sample 2 of epoch 0, of \"" + folder.file("2.txt") + "\" at byte 0,"));
+  const TemporaryFolder other;
+  const auto tar = tar_files(other, {2, 2});
+  CHECK_THAT(
+      error(ddp::transform(ddp::tar_shards(tar), fails), options),
+      ContainsText("of \"" + tar[1] + "\" at byte 0,"));
+  const auto packed = ddp::packed(
+      ddp::transform(
+          ddp::lines({folder.write("a", "abc\nd\n"), folder.write("b", "ef\n")}),
+          [](const std::string& line) { return std::vector<int>(line.begin(), line.end()); }),
+      2);
+  CHECK_THAT(
+      error(ddp::transform(packed, fails), options),
+      ContainsText("of \"" + folder.file("b") + "\" at byte 0,"));
+}
+
+TEST_CASE("a document at the begin of a later file is named where it fails") {
+  const TemporaryFolder folder;
+  const auto lines = ddp::lines({folder.write("a", "1\n"), folder.write("b", "x\n")});
+  auto stream = make_sharded_stream(
+      ddp::packed(
+          ddp::transform(
+              lines, [](const std::string& line) { return std::vector<int>{std::stoi(line)}; }),
+          1),
+      StreamOptions().workers(0));
+  CHECK(stream.next());
+  const auto error = error_of<c10::Error>([&] { stream.next(); });
+  CHECK_THAT(error, ContainsText("in \"" + folder.file("b") + "\" at byte 0, got an error: stoi"));
+  CHECK_THAT(error, ContainsText("return an empty document to leave it out"));
+}
+
 TEST_CASE("a file that is gone throws at each call, until it is there") {
   const TemporaryFolder folder;
   const auto files = files_of_lines(folder, {2, 2});
@@ -262,21 +308,24 @@ TEST_CASE("batched collates a rank's samples, and drops a last batch where it is
       ContainsText("expected a batch_size >= 1"));
 }
 
-TEST_CASE("a batch goes on after a sample that failed, and is not saved before") {
-  auto batches = ddp::batched(
-      make_sharded_stream(ddp::transform(
-          numbers_to(4),
-          [](int i) {
-            if (i == 1) throw std::runtime_error("no number");
-            return i;
-          })),
-      2, [](std::vector<int> samples) { return samples; });
-  CHECK_THAT(error_of([&] { batches.next(); }), ContainsText("no number"));
+TEST_CASE("BatchStream refuses ranks that would begin epochs in different steps") {
+  const auto error = [](const StreamOptions& options) {
+    return error_of<c10::ValueError>([&] {
+      auto stream = make_sharded_stream(numbers_to(5), options);
+      ddp::BatchStream(stream, 2);
+    });
+  };
+  const auto joined = StreamOptions().ends(StreamEnds::Join);
   CHECK_THAT(
-      error_of([&] { bytes_of_archive(batches); }),
-      ContainsText("expected a position between batches"));
-  CHECK(*batches.next() == std::vector<int>{0, 2});
-  CHECK(!bytes_of_archive(batches).empty());
+      error(StreamOptions(joined).num_replicas(2).rank(0)),
+      ContainsText("with StreamEnds::Common on more than one rank, got StreamEnds::Join on 2"));
+  CHECK(error(joined).empty());
+  CHECK(error(StreamOptions().num_replicas(2).rank(0)).empty());
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    auto stream = make_sharded_stream(numbers_to(5), joined);
+    ddp::BatchStream(stream, 2).rebind(self.group);
+  });
+  for (const auto& text : errors) CHECK_THAT(text, ContainsText("got StreamEnds::Join on 2 ranks"));
 }
 
 TEST_CASE("BatchStream gives the epochs of a stream") {

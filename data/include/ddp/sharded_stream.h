@@ -19,6 +19,27 @@
 
 namespace ddp {
 
+template <typename T>
+class ShardedStream;
+template <typename T, typename Collate>
+class BatchedStream;
+
+namespace detail {
+
+/// For BatchedStream and BatchStream.
+struct StreamAccess {
+  template <typename T>
+  static StreamEngine& engine(const ShardedStream<T>& stream) {
+    return *stream.engine_;
+  }
+  template <typename T, typename Collate>
+  static StreamEngine& engine(const BatchedStream<T, Collate>& stream) {
+    return engine(stream.stream_);
+  }
+};
+
+}  // namespace detail
+
 /// How the ranks' parts of an epoch end.
 enum class StreamEnds {
   Join,    ///< with all samples: a rank may have more than another. Train under `ddp::Join`
@@ -47,8 +68,8 @@ struct ShardedStreamOptions {
   /// Give each rank whole files, which no other rank reads, instead of letting the ranks take turns
   /// by sample. Rank r of n reads files r, r + n, ... of the epoch's order. Default: false
   TORCH_ARG(bool, by_shard) = false;
-  /// How the ranks' parts end. Default: StreamEnds::Join
-  TORCH_ARG(StreamEnds, ends) = StreamEnds::Join;
+  /// How the ranks' parts end. Default: StreamEnds::Common
+  TORCH_ARG(StreamEnds, ends) = StreamEnds::Common;
   /// Number of ranks that share the data, >= 1. Default: the size of the default group; 1 without
   /// one
   TORCH_ARG(std::optional<int64_t>, num_replicas) = {};
@@ -70,10 +91,13 @@ struct ShardedStreamOptions {
 /// of ranks: no sample is lost, and none comes twice. It first reads, without loading them, at most
 /// the samples of a buffer and of one round of the ranks; of a compressed file, or of a generator
 /// without a begin, all before. With by_shard(true) each rank has a position of its own: save it on
-/// every rank. On another number of ranks it goes on at the begin of an epoch alone.
+/// every rank, in a Checkpointer with add_per_rank. On another number of ranks it goes on between
+/// two epochs alone: at the begin, and with StreamEnds::Common at the end.
 ///
-/// **Errors.** A sample whose transform throws counts as used, and the next call goes on after it.
-/// A file that cannot be read throws at each call.
+/// **Errors.** A sample whose transform throws counts as one: the next call goes on after it. A
+/// loop that catches the error goes on with a sample less in this step. Were it to take another one
+/// instead, the ranks would be at different positions. A file that cannot be read throws at each
+/// call, and so does a document of packed() that cannot be made.
 ///
 /// Thread safety: none; workers are its own. Movable, but not while a BatchStream or Elastic has
 /// it.
@@ -92,8 +116,10 @@ class ShardedStream {
   /// \return nothing at the end of the epoch, and until set_epoch().
   /// \throws c10::Error  a sample that could not be read or transformed, by its place.
   ///
-  /// Collective: with by_shard(true) and StreamEnds::Common, once in `depth` samples: on the
-  ///   default group, or rebind()'s. Elsewhere no.
+  /// Collective: the first call, where the default group gives the ranks: they compare sources and
+  ///   options, and all throw the same error where they differ. With by_shard(true) and
+  ///   StreamEnds::Common also once in `depth` samples: on the default group, or rebind()'s.
+  ///   Elsewhere no. A rank waits for those that call it later.
   std::optional<T> next() {
     const auto sample = engine_->next();
     if (!sample) return std::nullopt;
@@ -114,7 +140,7 @@ class ShardedStream {
   ///         changed then.
   ///
   /// Collective: yes. Blocks: host.
-  void rebind(const GroupArg& group = {}) { engine_->rebind(group); }
+  void rebind(const GroupArg& group = {}) { engine_->rebind(group, 0); }
   /// Returns a function that takes the stream back to its present position. It must not be called
   /// after the stream.
   std::function<void()> bookmark() { return engine_->bookmark(); }
@@ -130,6 +156,8 @@ class ShardedStream {
   void load(torch::serialize::InputArchive& archive) { engine_->load(archive); }
 
  private:
+  friend struct detail::StreamAccess;
+
   std::unique_ptr<detail::StreamEngine> engine_;
 };
 
@@ -179,36 +207,48 @@ class BatchedStream {
   /// Waits for the samples of the next batch, and collates them on this thread.
   ///
   /// \return nothing at the end of the epoch.
-  /// \throws  as ShardedStream::next(); the next call goes on with the batch, without that sample.
+  /// \throws  as ShardedStream::next(). A sample that threw keeps its place: the next call goes on
+  ///         with the same batch, which has a sample less. So a loop that catches the error and
+  ///         calls next() again gets as many batches as the other ranks. Where all samples of a
+  ///         batch threw, one more error takes the place of the batch: take a step without data.
+  ///
+  /// Collective: as ShardedStream::next().
   std::optional<Batch> next() {
-    while (begun_.size() < batch_size_) {
-      auto sample = stream_.next();
-      if (!sample) break;
-      begun_.push_back(std::move(*sample));
+    while (places_ < batch_size_ && take_sample()) {
     }
+    const auto places = std::exchange(places_, 0);
     auto samples = std::exchange(begun_, {});
-    if (samples.empty() || (drop_last_ && samples.size() < batch_size_)) return std::nullopt;
+    if (places == 0 || (drop_last_ && places < batch_size_)) return std::nullopt;
+    TORCH_CHECK(
+        !samples.empty(),
+        "BatchedStream::next: expected a sample or more in a batch, got errors for ", "all ",
+        places, ", which next() threw before. Take a step without data: the next call goes on ",
+        "with the next batch.");
     return std::invoke(collate_, std::move(samples));
   }
 
-  /// As ShardedStream's.
+  /// As ShardedStream's. In the present epoch it goes on with a batch in which next() threw, too.
   void set_epoch(size_t epoch) {
-    begun_.clear();
+    if (epoch != stream_.epoch()) drop_begun();
     stream_.set_epoch(epoch);
   }
   /// As ShardedStream's.
   size_t epoch() const { return stream_.epoch(); }
   /// As ShardedStream's.
   ///
+  /// \throws c10::Error  on every rank also where next() threw in a batch of one: see save().
+  ///
   /// Collective: yes. Blocks: host.
   void rebind(const GroupArg& group = {}) {
-    stream_.rebind(group);
-    begun_.clear();
+    detail::StreamAccess::engine(stream_).rebind(group, static_cast<int64_t>(places_));
   }
   /// As ShardedStream's.
+  ///
+  /// \throws c10::Error  as save().
   std::function<void()> bookmark() {
+    check_whole("bookmark");
     return [this, go_back = stream_.bookmark()] {
-      begun_.clear();
+      drop_begun();
       go_back();
     };
   }
@@ -216,23 +256,50 @@ class BatchedStream {
   ///
   /// \throws c10::Error  next() threw after it took some samples of a batch: call it again before.
   void save(torch::serialize::OutputArchive& archive) const {
-    TORCH_CHECK(
-        begun_.empty(), "BatchedStream::save: expected a position between batches, got ",
-        begun_.size(), " samples of a batch in which next() threw. Call next() again before.");
+    check_whole("save");
     stream_.save(archive);
   }
   /// As ShardedStream's.
   void load(torch::serialize::InputArchive& archive) {
     stream_.load(archive);
-    begun_.clear();
+    drop_begun();
   }
 
  private:
+  friend struct detail::StreamAccess;
+
+  /// \return false at the end of the epoch.
+  bool take_sample() {
+    const auto& engine = detail::StreamAccess::engine(stream_);
+    const auto before = engine.taken();
+    try {
+      auto sample = stream_.next();
+      if (!sample) return false;
+      begun_.push_back(std::move(*sample));
+    } catch (...) {
+      // A file that cannot be read used no sample.
+      places_ += static_cast<size_t>(engine.taken() - before);
+      throw;
+    }
+    ++places_;
+    return true;
+  }
+  void check_whole(const char* caller) const {
+    TORCH_CHECK(
+        places_ == 0, "BatchedStream::", caller, ": expected a position between batches, got ",
+        places_, " samples of a batch in which next() threw. Call next() again before.");
+  }
+  void drop_begun() {
+    begun_.clear();
+    places_ = 0;
+  }
+
   ShardedStream<T> stream_;
   size_t batch_size_;
   Collate collate_;
   bool drop_last_;
   std::vector<T> begun_;  // samples of the next batch; not empty only after an error
+  size_t places_ = 0;     // of these, and of those that threw
 };
 
 /// Makes batches of a stream's samples.
@@ -265,7 +332,11 @@ class StreamEpochs {
   using Batch = typename decltype(std::declval<Stream&>().next())::value_type;
 
   /// \param epochs  how many there are in all, whichever the stream is in.
-  StreamEpochs(Stream& stream, size_t epochs) : stream_(stream), epochs_(epochs) {}
+  /// \throws c10::ValueError  StreamEnds::Join on more than one rank, of which some would begin the
+  ///         next epoch before the others. So does rebind().
+  StreamEpochs(Stream& stream, size_t epochs) : stream_(stream), epochs_(epochs) {
+    StreamAccess::engine(stream).check_epochs();
+  }
   C10_DISABLE_COPY_AND_ASSIGN(StreamEpochs);
 
   /// \return nothing after the last epoch.
@@ -279,7 +350,10 @@ class StreamEpochs {
   /// Of the batches that next() returns, from 0.
   size_t epoch() const { return stream_.epoch(); }
   /// Collective: yes.
-  void rebind(const GroupArg& group = {}) { stream_.rebind(group); }
+  void rebind(const GroupArg& group = {}) {
+    StreamAccess::engine(stream_).check_epochs(group);
+    stream_.rebind(group);
+  }
   /// Returns a function that takes it back to the present position.
   std::function<void()> bookmark() { return stream_.bookmark(); }
   /// Writes the stream's position.

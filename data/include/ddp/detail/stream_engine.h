@@ -4,6 +4,7 @@
 /// public header: its names may change at any time.
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -30,7 +31,13 @@ class DDP_API StreamEngine {
   std::shared_ptr<void> next();
   void set_epoch(size_t epoch);
   size_t epoch() const;
-  void rebind(const GroupArg& group);
+  /// Samples that this rank has used since it began or ranks changed; those that threw, too.
+  int64_t taken() const;
+  /// \throws c10::ValueError  ranks that would begin epochs in different steps.
+  void check_epochs() const;
+  void check_epochs(const GroupArg& group) const;
+  /// \param begun  samples of a batch that is not complete.
+  void rebind(const GroupArg& group, int64_t begun);
   std::function<void()> bookmark();
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);

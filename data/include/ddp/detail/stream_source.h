@@ -31,8 +31,11 @@ class DDP_API StreamReader {
   virtual ~StreamReader();
   /// \return an empty function after the last record.
   virtual StreamLoad next() = 0;
-  /// Of the record that next() returns next.
+  /// Where to read on with the record that next() returns next.
   virtual StreamMark mark() const = 0;
+  /// Where the record that next() returned last begins. mark() before may be the end of a file
+  /// before that one.
+  virtual StreamMark last() const = 0;
 };
 
 /// Files of records, or what takes their place. Does not change: copies of a source share it, and
@@ -97,6 +100,7 @@ class TransformedSource final : public StreamAdaptor {
       };
     }
     StreamMark mark() const override { return inner->mark(); }
+    StreamMark last() const override { return inner->last(); }
 
     const std::unique_ptr<StreamReader> inner;
     const std::shared_ptr<const Transform> transform;
@@ -150,6 +154,7 @@ class GeneratedSource final : public StreamSourceBase {
       };
     }
     StreamMark mark() const override { return at; }
+    StreamMark last() const override { return {at.file, at.offset - 1}; }
 
     std::decay_t<decltype(made(std::declval<const Make&>(), 0))> draw;
     StreamMark at;
