@@ -116,7 +116,7 @@ TEST_CASE("Muon compares gradients before anything changes", "[optim][ranks][err
   CAPTURE(is_sharded);
   // One matrix steps in another dtype, before the one whose gradient rank 1 lacks.
   const auto changes = run_ranks<std::string>(2, [&](const Rank& self) {
-    const auto net = two_matrices();
+    auto net = two_matrices();
     std::shared_ptr<torch::nn::Module> model;
     const auto passed = waves_of(4, self.rank);
     if (is_sharded) {
