@@ -11,6 +11,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/rank_list.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -202,7 +203,7 @@ class PretendBackend final : public backends::LocalBackend {
         false, "recv: expected a sender that is a process, got ", peer, " of a pretended job of ",
         self.world_size, " ranks, of which only ", self.present_text(), " exist, on rank ",
         self.rank, ". Add the other ranks of this group: ddprun --pretend ", self.world_size,
-        " --ranks ", rank_ranges(world_ranks_), ". A pipeline needs one rank of each stage.");
+        " --ranks ", rank_list_text(world_ranks_), ". A pipeline needs one rank of each stage.");
   }
 
   const std::shared_ptr<PretendedJob> job_;

@@ -14,6 +14,7 @@
 #include <c10/core/ScalarType.h>
 #include <ddp/collective.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/rank_list.h>
 #include <ddp/internal/tensor_memory.h>
 #include <ddp/internal/text.h>
 
@@ -23,7 +24,7 @@ namespace ddp {
 namespace {
 
 constexpr size_t kBufferedBytes = size_t{256} << 10;
-// A handle that nobody has waited for while so many calls began is forgotten.
+// A handle without a wait while so many calls began is forgotten.
 constexpr uint64_t kKeptHandles = 4096;
 // A wait that is shorter is not written.
 constexpr int64_t kMomentUs = 20;
@@ -60,22 +61,6 @@ std::string place_text() {
 }
 
 }  // namespace
-
-std::string rank_ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t begin = 0; begin < ranks.size();) {
-    size_t end = begin + 1;
-    const int step = end < ranks.size() ? ranks[end] - ranks[begin] : 0;
-    while (step > 0 && end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    if (end - begin == 2 && step != 1) end = begin + 1;
-    if (begin > 0) text += ',';
-    text += std::to_string(ranks[begin]);
-    if (end - begin > 1) text += ddp::str('-', ranks[end - 1]);
-    if (end - begin > 1 && step > 1) text += ddp::str(':', step);
-    begin = end;
-  }
-  return text;
-}
 
 CallPlace::CallPlace(CallLog::Place place) : place_(place), outer_(current_place) {
   current_place = &place_;
@@ -115,7 +100,7 @@ int CallLog::add_group(
     const std::string& name, const std::string& axis, const std::vector<int>& ranks) {
   const std::lock_guard lock(mutex_);
   write(ddp::str(
-      "group\t", groups_, '\t', one_field(name), '\t', one_field(axis), '\t', rank_ranges(ranks),
+      "group\t", groups_, '\t', one_field(name), '\t', one_field(axis), '\t', rank_list_text(ranks),
       '\n'));
   return groups_++;
 }

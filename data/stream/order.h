@@ -56,7 +56,7 @@ class OrderReader {
   std::vector<StreamRecord> records_;  // the buffer's, shuffled
 };
 
-/// Which samples of an order a rank gets.
+/// The samples of an order that a rank gets.
 struct RankPart {
   int64_t base = 0;  // the position at which these ranks begin
   int64_t ranks = 1;

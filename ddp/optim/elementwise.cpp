@@ -5,6 +5,7 @@
 #include <ATen/Functions.h>
 #include <ddp/elementwise_optimizers.h>
 
+#include "optim/adam_averages.h"
 #include "optim/listed_optimizer.h"
 
 DDP_BATCHED_OPTIMIZER(ddp::optim::NAdamOptions, ddp::optim::NAdamParamState)
@@ -27,15 +28,6 @@ Tensors decayed(const Batch& batch, double rate, double weight_decay, bool is_de
   return batch.gradients;
 }
 
-/// Adam's two averages.
-void average(
-    const Tensors& gradients, const Betas& betas, const Tensors& averages, const Tensors& squares) {
-  const auto [beta1, beta2] = betas;
-  at::_foreach_lerp_(averages, gradients, 1 - beta1);
-  at::_foreach_mul_(squares, beta2);
-  at::_foreach_addcmul_(squares, gradients, gradients, 1 - beta2);
-}
-
 }  // namespace
 
 void NAdam::step_batch(const NAdamOptions& options, const Batch& batch) {
@@ -43,12 +35,8 @@ void NAdam::step_batch(const NAdamOptions& options, const Batch& batch) {
   const auto [beta1, beta2] = options.betas();
   const auto gradients =
       decayed(batch, options.lr(), options.weight_decay(), options.decoupled_weight_decay());
-  const auto averages = batch.each([](auto& s) -> auto& { return s.exp_avg(); });
-  const auto squares = batch.each([](auto& s) -> auto& { return s.exp_avg_sq(); });
-  average(gradients, options.betas(), averages, squares);
-  auto denominators = at::_foreach_div(squares, 1 - std::pow(beta2, step));
-  at::_foreach_sqrt_(denominators);
-  at::_foreach_add_(denominators, options.eps());
+  const auto averages = advanced_averages(batch, gradients, options.betas());
+  const auto denominators = denominators_of(averages, beta2, step, options.eps());
 
   const auto momentum_at = [&, beta = beta1](double at_step) {
     return beta * (1.0 - 0.5 * std::pow(0.96, at_step * options.momentum_decay()));
@@ -63,7 +51,7 @@ void NAdam::step_batch(const NAdamOptions& options, const Batch& batch) {
     of_averages.emplace_back((-options.lr() * next) / (1.0 - product * next));
   }
   at::_foreach_addcdiv_(batch.parameters, gradients, denominators, of_gradients);
-  at::_foreach_addcdiv_(batch.parameters, averages, denominators, of_averages);
+  at::_foreach_addcdiv_(batch.parameters, averages.gradients, denominators, of_averages);
 }
 
 void RAdam::step_batch(const RAdamOptions& options, const Batch& batch) {
@@ -71,17 +59,15 @@ void RAdam::step_batch(const RAdamOptions& options, const Batch& batch) {
   const auto [beta1, beta2] = options.betas();
   const auto gradients =
       decayed(batch, options.lr(), options.weight_decay(), options.decoupled_weight_decay());
-  const auto averages = batch.each([](auto& s) -> auto& { return s.exp_avg(); });
-  const auto squares = batch.each([](auto& s) -> auto& { return s.exp_avg_sq(); });
-  average(gradients, options.betas(), averages, squares);
+  const auto averages = advanced_averages(batch, gradients, options.betas());
   const double correction = 1 - std::pow(beta2, step);
-  auto updates = at::_foreach_div(averages, 1 - std::pow(beta1, step));
+  auto updates = at::_foreach_div(averages.gradients, 1 - std::pow(beta1, step));
   at::_foreach_mul_(updates, options.lr());
   // The length of the average of squares, as if it were a simple one.
   const double longest = 2 / (1 - beta2) - 1;
   const double length = longest - 2 * step * std::pow(beta2, step) / correction;
   if (length > 5.0) {
-    auto rates = at::_foreach_sqrt(squares);
+    auto rates = at::_foreach_sqrt(averages.squares);
     at::_foreach_add_(rates, options.eps());
     at::_foreach_reciprocal_(rates);
     at::_foreach_mul_(rates, std::pow(correction, 0.5));

@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 
+#include "optim/adam_averages.h"
 #include "optim/listed_optimizer.h"
 
 DDP_BATCHED_OPTIMIZER(ddp::optim::LAMBOptions, ddp::optim::LAMBParamState)
@@ -22,15 +23,9 @@ at::Tensor LAMB::step(LossClosure closure) {
 void LAMB::step_batch(const LAMBOptions& options, const Batch& batch) {
   const auto step = static_cast<double>(batch.step);
   const auto [beta1, beta2] = options.betas();
-  const auto averages = batch.each([](auto& s) -> auto& { return s.exp_avg(); });
-  const auto squares = batch.each([](auto& s) -> auto& { return s.exp_avg_sq(); });
-  at::_foreach_lerp_(averages, batch.gradients, 1 - beta1);
-  at::_foreach_mul_(squares, beta2);
-  at::_foreach_addcmul_(squares, batch.gradients, batch.gradients, 1 - beta2);
-  auto denominators = at::_foreach_div(squares, 1 - std::pow(beta2, step));
-  at::_foreach_sqrt_(denominators);
-  at::_foreach_add_(denominators, options.eps());
-  auto updates = at::_foreach_div(averages, 1 - std::pow(beta1, step));
+  const auto averages = advanced_averages(batch, batch.gradients, options.betas());
+  const auto denominators = denominators_of(averages, beta2, step, options.eps());
+  auto updates = at::_foreach_div(averages.gradients, 1 - std::pow(beta1, step));
   at::_foreach_div_(updates, denominators);
   if (options.weight_decay() != 0) {
     at::_foreach_add_(updates, batch.parameters, options.weight_decay());

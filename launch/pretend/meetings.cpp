@@ -7,9 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include <ddp/internal/rank_list.h>
 #include <ddp/internal/text.h>
-
-#include "launch/pretend/rank_list.h"
 
 namespace ddp::launch {
 namespace {

@@ -1,4 +1,4 @@
-// Which calls of several ranks belong together.
+// Matches the calls of several ranks that belong together.
 #pragma once
 
 #include <cstddef>

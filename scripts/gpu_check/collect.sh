@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables are gpu_check.sh's
-# What a machine without a network takes along: headers that it cannot install, and programs that it
+# Packs for a machine without a network: headers that it cannot install, and programs that it
 # need not build.
 
 # The folders of headers, with what CMake's find_package() looks for.
@@ -41,7 +41,7 @@ collect_programs() { # FOLDER
     path=$bin/$program
     [[ -x $path ]] || fail "--collect: expected the program '$program' in '$bin', found none. Leave out --no-build."
     file=$(basename "$(readlink -f "$path")")
-    # What strip leaves has the symbols that the libraries look for in a program.
+    # A stripped program keeps the symbols that the libraries look for in a program.
     strip -o "$folder/bin/$file" "$path" 2>/dev/null || cp -L "$path" "$folder/bin/$file"
     chmod +x "$folder/bin/$file"
     [[ $file == "$program" ]] || ln -sf "$file" "$folder/bin/$program"

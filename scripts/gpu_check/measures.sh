@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables are gpu_check.sh's
-# What is counted and timed: alone on the GPU, each beside Python's.
+# Counts and times: alone on the GPU, each beside Python's.
 
 # One part of ddp_cuda_census, and of Python's, at a number of ranks.
 measure() { # PART RANKS SECONDS

@@ -24,13 +24,13 @@ beside() { # FUNCTION ARGUMENTS...
 }
 log_of() { echo "$logs/${1//[^A-Za-z0-9_.-]/_}.log"; } # NAME
 left() { echo $((seconds - SECONDS)); }
-# Of what is left out where time runs short. With a GPU, as nothing takes long without.
+# Notes a part that is left out where time runs short: with a GPU, as nothing takes long without.
 has_time() { # NAME SECONDS
   [[ $has_gpu == no ]] || (($(left) >= $2)) && return
   note "$1" skipped 0 "left out: it needs $2 s, and $(left) s were left"
   return 1
 }
-# What a log says of a failure, for a cell of the table: the first line that looks like it, else the
+# Prints a log's line about a failure, for a cell of the table: the first that looks like it, else the
 # last.
 reason_in() { # LOG
   local line

@@ -47,7 +47,7 @@ run_four_ranks() {
   wait
 }
 
-# What users may set, each in one short run.
+# Variables that users may set, each in one short run.
 run_modes() {
   local setting
   for setting in DDP_DISABLE_COMM_MEM=0 TORCH_NCCL_BLOCKING_WAIT=1 TORCH_NCCL_NAN_CHECK=1 \

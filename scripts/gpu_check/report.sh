@@ -9,7 +9,7 @@ note_clocks() { # WHEN
   [[ $has_gpu == no ]] || echo "$1 the times, $fields: $(gpu_fields "$fields")" >>"$results/clocks.txt"
 }
 
-# Of a copy without .git: what --collect wrote.
+# A copy without .git has the commit that --collect wrote.
 commit() {
   git -C "$root" describe --always --dirty --abbrev=12 2>/dev/null ||
     cat "$build/$commit_file" 2>/dev/null || cat "${headers:-$root/build/gpu_headers}/$commit_file" 2>/dev/null ||

@@ -133,7 +133,9 @@ TEST_CASE("a pretended rank has groups along every axis", "[comm][pretend][once]
   CHECK(values(tensor) == Values{24});
 }
 
-TEST_CASE("messages of a pretended rank to nobody are dropped", "[comm][pretend][errors][once]") {
+TEST_CASE(
+    "messages of a pretended rank to ranks that do not exist are dropped",
+    "[comm][pretend][errors][once]") {
   const Pretended alone("1");
   const auto group = group_of(1, 8);
   auto tensor = at::ones({1});

@@ -33,7 +33,7 @@ void load_bytes(Stream& stream, const std::string& bytes) {
   stream.load(archive);
 }
 
-/// What is left of an epoch.
+/// The samples that are left of an epoch.
 template <typename Stream>
 auto rest_of(Stream& stream) {
   std::vector<typename decltype(stream.next())::value_type> samples;

@@ -93,8 +93,8 @@ DDP_SOURCE(
 /// An optimizer of LibTorch by its label, over groups of parameters.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::string& label, const std::vector<torch::optim::OptimizerParamGroup>& groups);
-/// Of a model's parameters, those that the program's optimizer takes, or those that it leaves to a
-/// second one: Muon takes matrices.
+/// The parameters that the program's optimizer takes, or those that it leaves to a second one: Muon
+/// takes matrices.
 std::vector<at::Tensor> taken_by(
     const Program& program, const std::vector<at::Tensor>& parameters, bool second = false);
 /// The second one.

@@ -34,11 +34,8 @@ enum class LostIn { NoStep, BeginOfStep, MiddleOfStep, AfterUpdate };
 /// \return the model's tensors and those of the averages, with their count.
 std::vector<at::Tensor> train_averaged(
     const Rank& self, const std::string& coordinator, LostIn lost_in) {
-  Elastic run(ElasticOptions()
-                  .coordinator(coordinator)
-                  .seed(-1)
-                  .sets_default_group(false)
-                  .group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(20))));
+  Elastic run(options_of_thread(
+      coordinator, ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(20))));
   ElasticNet net;
   DistributedDataParallel model(
       net, DistributedDataParallelOptions().process_group(run.process_group()));

@@ -27,11 +27,8 @@ constexpr int64_t kStepsOfAll = 5;
 ///
 /// \return how many generations there were.
 int64_t train_with_failures(const Rank& self, const std::string& coordinator, int64_t times) {
-  Elastic run(ElasticOptions()
-                  .coordinator(coordinator)
-                  .seed(-1)
-                  .sets_default_group(false)
-                  .group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(20))));
+  Elastic run(options_of_thread(
+      coordinator, ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(20))));
   torch::nn::Linear net(4, 2);
   DistributedDataParallel model(
       net, DistributedDataParallelOptions().process_group(run.process_group()));

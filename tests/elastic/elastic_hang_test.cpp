@@ -33,11 +33,8 @@ struct HangResult {
 /// Counts steps. Rank 1 of the first generation hangs in the third one until `released`, which the
 /// others set once they are done.
 HangResult count_steps(const std::string& coordinator, std::atomic<bool>& released) {
-  Elastic run(ElasticOptions()
-                  .coordinator(coordinator)
-                  .seed(-1)
-                  .sets_default_group(false)
-                  .group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(8))));
+  Elastic run(options_of_thread(
+      coordinator, ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(8))));
   int64_t count = 0;
   run.add("count", count);
   run.loop([&] {

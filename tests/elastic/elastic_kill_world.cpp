@@ -70,7 +70,7 @@ int train(const std::string& backend, bool is_sharded, bool is_killed) {
   torch::manual_seed(1);
   Net net;
   net->to(device);
-  // Of several buckets: the other rank has sent some when this one is killed.
+  // Several buckets: the other rank has sent some when this one is killed.
   ddp::DistributedDataParallel model(
       net, ddp::DistributedDataParallelOptions().bucket_cap_mb(0.02));
   const auto optimizer = make_optimizer(model, is_sharded);

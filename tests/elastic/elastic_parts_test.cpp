@@ -43,11 +43,8 @@ TEST_CASE("what Elastic refuses", "[ranks][elastic][errors]") {
     return std::make_shared<TestCoordinator>(ranks, ranks);
   };
   const auto options = [](const TestCoordinator& one) {
-    return ElasticOptions()
-        .coordinator(one.address())
-        .seed(-1)
-        .sets_default_group(false)
-        .group(ProcessGroupOptions().timeout(std::chrono::seconds(20)));
+    return options_of_thread(
+        one.address(), ProcessGroupOptions().timeout(std::chrono::seconds(20)));
   };
   SECTION("parts and calls") {
     const auto one = coordinator(1);

@@ -93,14 +93,12 @@ Setup with_sharding(int number) {
 /// One process's run; throws where it is to be lost.
 Result run_once(
     const Rank& self, const std::string& coordinator, const Setup& setup, Failure failure) {
-  Elastic run(ElasticOptions()
-                  .coordinator(coordinator)
-                  .seed(-1)
-                  .snapshot_every(3)
-                  .sets_default_group(false)
-                  .group(ProcessGroupOptions()
-                             .backend(setup.backend.empty() ? backend_of(self) : setup.backend)
-                             .timeout(std::chrono::seconds(20))));
+  Elastic run(
+      options_of_thread(
+          coordinator, ProcessGroupOptions()
+                           .backend(setup.backend.empty() ? backend_of(self) : setup.backend)
+                           .timeout(std::chrono::seconds(20)))
+          .snapshot_every(3));
   ElasticNet net;
   DistributedDataParallel model(
       net, DistributedDataParallelOptions().process_group(run.process_group()).bucket_cap_mb(3e-4));
@@ -450,11 +448,8 @@ TEST_CASE("changes leave no descriptor, thread or mapping", "[ranks][elastic]") 
         // Rank 1 is lost and comes back in each change; rank 0 stays.
         for (bool is_lost = true; is_lost && !ends;) {
           is_lost = false;
-          Elastic run(ElasticOptions()
-                          .coordinator(coordinator.address())
-                          .seed(-1)
-                          .sets_default_group(false)
-                          .group(ProcessGroupOptions().timeout(std::chrono::seconds(20))));
+          Elastic run(options_of_thread(
+              coordinator.address(), ProcessGroupOptions().timeout(std::chrono::seconds(20))));
           ElasticNet net;
           DistributedDataParallel model(
               net, DistributedDataParallelOptions().process_group(run.process_group()));

@@ -1,4 +1,4 @@
-// What elastic tests train, and on which samples.
+// The net that elastic tests train, and its samples.
 #pragma once
 
 #include <cstddef>

@@ -10,6 +10,8 @@
 
 #include <poll.h>
 
+#include <ddp/elastic.h>
+
 #include "launch/job/coordinator.h"
 
 namespace ddp::testing {
@@ -65,5 +67,11 @@ class TestCoordinator {
   std::atomic<bool> is_killed_{false};
   std::thread thread_;
 };
+
+/// Options of a rank that is a thread: it keeps generators and the default group of the process.
+inline ElasticOptions options_of_thread(
+    const std::string& coordinator, const ProcessGroupOptions& group) {
+  return ElasticOptions().coordinator(coordinator).seed(-1).sets_default_group(false).group(group);
+}
 
 }  // namespace ddp::testing

@@ -35,6 +35,7 @@ FOLDER_OF = {
     "process_group_options": "base",
     "process_signs": "base",
     "random_streams": "base",
+    "rank_list": "base",
     "ranges": "base",
     "start_thread": "base",
     "text": "base",

@@ -1,10 +1,11 @@
 # Steps each fused optimizer in Python and lets fused_optimizers_world print the same: parameters and
 # gradients must have the same bits on the CPU. fused_optimizers.py PROGRAM
 import itertools
-import subprocess
 import sys
 
 import torch
+
+from printed_runs import runs_of, whole_numbers
 
 STEPS = 7
 DTYPES = {"float": torch.float32, "double": torch.float64, "bfloat16": torch.bfloat16, "half": torch.float16}
@@ -20,10 +21,6 @@ CASES = {
     "adagrad_decay": (torch.optim.Adagrad, dict(
         lr=0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.5)),
 }
-
-
-def whole_numbers(count, factor, shift, modulus):
-    return torch.tensor([(i * factor + shift) % modulus - modulus // 2 for i in range(count)]).double() / 32
 
 
 def steps_of(make, options, dtype, scaled):
@@ -57,11 +54,7 @@ def expected():
 
 
 def main(program):
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    got = {}
-    for line in printed.splitlines():
-        name, dtype, scaled, step, *numbers = line.split()
-        got[name, dtype, scaled, step] = [float.fromhex(n).hex() for n in numbers]
+    got = {key: [float.fromhex(n).hex() for n in numbers] for key, numbers in runs_of(program, 4).items()}
     differences = 0
     for key, numbers in expected():
         if got.pop(key, None) != numbers:

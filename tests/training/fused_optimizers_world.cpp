@@ -1,10 +1,8 @@
 // Prints the parameters of the fused optimizers in fused_optimizers.py after each step, and the
 // scale of their GradScaler, in hexadecimal.
 #include <cstdio>
-#include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,52 +10,37 @@
 #include <ddp/optim.h>
 #include <torch/torch.h>
 
+#include "optimizer_runs.h"
+
 namespace ddp_fused_optimizers_world {
 
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
+using namespace ddp::testing;
 
 constexpr int kSteps = 7;
 
-template <typename Optimizer, typename Options>
-Make make(const Options& options) {
-  return [=](const Tensors& p) {
-    auto second = std::make_unique<Options>(options);
-    second->lr(0.03);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(Tensors{p[0], p[1]});
-    groups.emplace_back(Tensors{p[2]}, std::move(second));
-    return std::make_unique<Optimizer>(groups, options);
-  };
-}
-
-std::map<std::string, Make> cases() {
+std::map<std::string, MakeOptimizer> cases() {
   namespace fused = ddp::optim;
   const auto often = [](auto options) {
     return options.betas({0.8, 0.97}).eps(1e-6).weight_decay(0.1).amsgrad(true);
   };
   return {
-      {"adamw", make<fused::AdamW>(fused::AdamWOptions(0.01))},
-      {"adamw_amsgrad", make<fused::AdamW>(often(fused::AdamWOptions(0.01)))},
-      {"adam", make<fused::Adam>(fused::AdamOptions(0.01))},
-      {"adam_amsgrad", make<fused::Adam>(often(fused::AdamOptions(0.01)))},
-      {"sgd", make<fused::SGD>(fused::SGDOptions(0.1).weight_decay(0.01))},
-      {"sgd_momentum", make<fused::SGD>(fused::SGDOptions(0.1).momentum(0.9).dampening(0.3))},
-      {"sgd_nesterov",
-       make<fused::SGD>(fused::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01))},
-      {"adagrad", make<fused::Adagrad>(fused::AdagradOptions(0.1))},
+      {"adamw", make_in_groups<fused::AdamW>(fused::AdamWOptions(0.01))},
+      {"adamw_amsgrad", make_in_groups<fused::AdamW>(often(fused::AdamWOptions(0.01)))},
+      {"adam", make_in_groups<fused::Adam>(fused::AdamOptions(0.01))},
+      {"adam_amsgrad", make_in_groups<fused::Adam>(often(fused::AdamOptions(0.01)))},
+      {"sgd", make_in_groups<fused::SGD>(fused::SGDOptions(0.1).weight_decay(0.01))},
+      {"sgd_momentum",
+       make_in_groups<fused::SGD>(fused::SGDOptions(0.1).momentum(0.9).dampening(0.3))},
+      {"sgd_nesterov", make_in_groups<fused::SGD>(
+                           fused::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01))},
+      {"adagrad", make_in_groups<fused::Adagrad>(fused::AdagradOptions(0.1))},
       {"adagrad_decay",
-       make<fused::Adagrad>(
+       make_in_groups<fused::Adagrad>(
            fused::AdagradOptions(0.1).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(
                0.5))},
   };
-}
-
-at::Tensor whole_numbers(int64_t count, int64_t factor, int64_t shift, int64_t modulus) {
-  const auto numbers = (torch::arange(count) * factor + shift).remainder(modulus) - modulus / 2;
-  return numbers.to(torch::kDouble) / 32;
 }
 
 struct Run {
@@ -66,7 +49,7 @@ struct Run {
   bool scaled;
 };
 
-void print_run(const Run& run, const Make& make_optimizer) {
+void print_run(const Run& run, const MakeOptimizer& make_optimizer) {
   Tensors parameters;
   for (const int64_t count : {5, 130, 1}) {
     parameters.push_back(whole_numbers(count, 37, 5, 101).to(run.dtype));

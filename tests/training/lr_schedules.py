@@ -1,12 +1,13 @@
 # Steps each schedule in Python and lets lr_schedules_world print the same: every rate and momentum
 # of 200 steps must be the same number. lr_schedules.py PROGRAM
-import subprocess
 import sys
 import warnings
 
 import torch
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
+
+from printed_runs import runs_of
 
 STEPS = 200
 warnings.simplefilter("ignore")
@@ -213,14 +214,10 @@ def expected():
 
 
 def main(program):
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    got = {}
-    for line in printed.splitlines():
-        name, step, *numbers = line.split()
-        got[name, int(step)] = [float(n) for n in numbers]
+    got = {key: [float(n) for n in numbers] for key, numbers in runs_of(program, 2).items()}
     differences = 0
     for name, step, numbers in expected():
-        if got.pop((name, step), None) != numbers:
+        if got.pop((name, str(step)), None) != numbers:
             differences += 1
             print(f"{name}, step {step}: expected {numbers}", file=sys.stderr)
     if got:

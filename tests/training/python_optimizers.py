@@ -2,10 +2,11 @@
 # within 1e-12 in double. Lion and LAMB, which Python lacks, are beside the formulas of their papers.
 # python_optimizers.py PROGRAM
 import itertools
-import subprocess
 import sys
 
 import torch
+
+from printed_runs import runs_of, whole_numbers
 
 STEPS = 50
 DTYPES = {"double": (torch.float64, 1e-12), "float": (torch.float32, 5e-6)}
@@ -74,10 +75,6 @@ CASES = {
 }
 
 
-def whole_numbers(count, factor, shift, modulus):
-    return torch.tensor([(i * factor + shift) % modulus - modulus // 2 for i in range(count)]).double() / 32
-
-
 def steps_of(make, options, dtype):
     parameters = [whole_numbers(a * b, 37, 5, 101).view(a, b).to(dtype) for a, b in ((6, 4), (4, 9), (1, 5))]
     parameters[2].zero_()
@@ -92,16 +89,12 @@ def steps_of(make, options, dtype):
 
 
 def main(program):
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    got = {}
-    for line in printed.splitlines():
-        name, dtype, step, *numbers = line.split()
-        got[name, dtype, int(step)] = [float.fromhex(n) for n in numbers]
+    got = {key: [float.fromhex(n) for n in numbers] for key, numbers in runs_of(program, 3).items()}
     failures = 0
     for (name, (make, options)), (label, (dtype, bound)) in itertools.product(CASES.items(), DTYPES.items()):
         worst = 0.0
         for step, expected in steps_of(make, options, dtype):
-            numbers = got.pop((name, label, step), [])
+            numbers = got.pop((name, label, str(step)), [])
             assert len(numbers) == len(expected), (name, label, step)
             worst = max([worst, *(abs(a - b) / max(1, abs(b)) for a, b in zip(numbers, expected, strict=True))])
         if not worst <= bound:

@@ -1,36 +1,23 @@
 // Prints the parameters of the optimizers in python_optimizers.py after each step, in hexadecimal.
 #include <cstdio>
-#include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <ddp/optim.h>
 #include <torch/torch.h>
 
+#include "optimizer_runs.h"
+
 namespace ddp_python_optimizers_world {
 
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
+using namespace ddp::testing;
 
 constexpr int kSteps = 50;
 
-template <typename Optimizer, typename Options>
-Make make(const Options& options) {
-  return [=](const Tensors& p) {
-    auto second = std::make_unique<Options>(options);
-    second->lr(0.03);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(Tensors{p[0], p[1]});
-    groups.emplace_back(Tensors{p[2]}, std::move(second));
-    return std::make_unique<Optimizer>(groups, options);
-  };
-}
-
-std::map<std::string, Make> cases() {
+std::map<std::string, MakeOptimizer> cases() {
   namespace optim = ddp::optim;
   const auto often = [](auto options) {
     return options.lr(0.02).betas({0.8, 0.97}).eps(1e-6).weight_decay(0.1);
@@ -46,35 +33,30 @@ std::map<std::string, Make> cases() {
   muon_rms.weight_decay(0.01).momentum(0.9).nesterov(false).ns_coefficients({3.0, -3.2, 1.2});
   muon_rms.eps(1e-5).ns_steps(3).adjust_lr_fn("match_rms_adamw");
   return {
-      {"nadam", make<optim::NAdam>(optim::NAdamOptions())},
-      {"nadam_decay", make<optim::NAdam>(nadam_decay)},
-      {"nadam_decoupled", make<optim::NAdam>(nadam_decoupled)},
-      {"radam", make<optim::RAdam>(optim::RAdamOptions())},
-      {"radam_decay", make<optim::RAdam>(radam)},
-      {"radam_decoupled", make<optim::RAdam>(radam_decoupled)},
-      {"adamax", make<optim::Adamax>(optim::AdamaxOptions())},
-      {"adamax_decay", make<optim::Adamax>(often(optim::AdamaxOptions()))},
-      {"adadelta", make<optim::Adadelta>(optim::AdadeltaOptions())},
-      {"adadelta_decay",
-       make<optim::Adadelta>(optim::AdadeltaOptions(0.5).rho(0.8).eps(1e-5).weight_decay(0.1))},
-      {"muon", make<optim::Muon>(optim::MuonOptions())},
-      {"muon_rms", make<optim::Muon>(muon_rms)},
-      {"lion", make<optim::Lion>(optim::LionOptions())},
+      {"nadam", make_in_groups<optim::NAdam>(optim::NAdamOptions())},
+      {"nadam_decay", make_in_groups<optim::NAdam>(nadam_decay)},
+      {"nadam_decoupled", make_in_groups<optim::NAdam>(nadam_decoupled)},
+      {"radam", make_in_groups<optim::RAdam>(optim::RAdamOptions())},
+      {"radam_decay", make_in_groups<optim::RAdam>(radam)},
+      {"radam_decoupled", make_in_groups<optim::RAdam>(radam_decoupled)},
+      {"adamax", make_in_groups<optim::Adamax>(optim::AdamaxOptions())},
+      {"adamax_decay", make_in_groups<optim::Adamax>(often(optim::AdamaxOptions()))},
+      {"adadelta", make_in_groups<optim::Adadelta>(optim::AdadeltaOptions())},
+      {"adadelta_decay", make_in_groups<optim::Adadelta>(
+                             optim::AdadeltaOptions(0.5).rho(0.8).eps(1e-5).weight_decay(0.1))},
+      {"muon", make_in_groups<optim::Muon>(optim::MuonOptions())},
+      {"muon_rms", make_in_groups<optim::Muon>(muon_rms)},
+      {"lion", make_in_groups<optim::Lion>(optim::LionOptions())},
       {"lion_decay",
-       make<optim::Lion>(optim::LionOptions(0.02).betas({0.8, 0.97}).weight_decay(0.1))},
-      {"lamb", make<optim::LAMB>(optim::LAMBOptions())},
-      {"lamb_decay", make<optim::LAMB>(often(optim::LAMBOptions()))},
+       make_in_groups<optim::Lion>(optim::LionOptions(0.02).betas({0.8, 0.97}).weight_decay(0.1))},
+      {"lamb", make_in_groups<optim::LAMB>(optim::LAMBOptions())},
+      {"lamb_decay", make_in_groups<optim::LAMB>(often(optim::LAMBOptions()))},
   };
-}
-
-at::Tensor whole_numbers(int64_t count, int64_t factor, int64_t shift, int64_t modulus) {
-  const auto numbers = (torch::arange(count) * factor + shift).remainder(modulus) - modulus / 2;
-  return numbers.to(torch::kDouble) / 32;
 }
 
 void print_run(
     const std::string& name, const std::string& label, at::ScalarType dtype,
-    const Make& make_optimizer) {
+    const MakeOptimizer& make_optimizer) {
   Tensors parameters;
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{6, 4}, {4, 9}, {1, 5}}) {
     parameters.push_back(whole_numbers(sizes[0] * sizes[1], 37, 5, 101).view(sizes).to(dtype));

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/sync_batch_norm.h>
@@ -87,16 +88,16 @@ void AveragingBatchNorms::combine(const ProcessGroup& group) const {
     sums.push_back(batches);
   }
   if (sums.empty()) return;
-  std::vector<at::Tensor> all{at::cat(sums)};
-  group->allreduce(all)->wait();
+  auto all = at::cat(sums);
+  all_reduce(all, c10d::ReduceOp::SUM, group);
   int64_t begin = 0;
   for (const auto& norm : norms_) {
     if (!norm.mean.defined()) continue;
     const auto size = norm.mean.numel();
-    const auto total = all[0].narrow(0, begin + 2 * size, 1);
+    const auto total = all.narrow(0, begin + 2 * size, 1);
     if (total.item<double>() > 0) {
-      norm.mean.copy_(all[0].narrow(0, begin, size) / total);
-      norm.var.copy_(all[0].narrow(0, begin + size, size) / total);
+      norm.mean.copy_(all.narrow(0, begin, size) / total);
+      norm.var.copy_(all.narrow(0, begin + size, size) / total);
       norm.batches.copy_(total.squeeze(0));
     }
     begin += 2 * size + 1;

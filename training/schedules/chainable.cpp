@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include <c10/util/MathConstants.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/lr_scheduler.h>
 
 namespace ddp {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 template <typename Rule>
 std::vector<double> map_rates(std::vector<double> lrs, const Rule& rule) {
@@ -177,11 +176,11 @@ std::vector<double> CosineAnnealingLR::next_lrs(int64_t epoch) {
   // The present rate is the least one, from which no factor leads up again.
   if ((epoch - 1 - options_.T_max()) % (2 * options_.T_max()) == 0) {
     return map_rates(get_last_lr(), [&](double lr, size_t group) {
-      return lr + (base_lrs()[group] - eta_min) * (1 - std::cos(kPi / T_max)) / 2;
+      return lr + (base_lrs()[group] - eta_min) * (1 - std::cos(c10::pi<double> / T_max)) / 2;
     });
   }
   const auto height = [&](int64_t at) {
-    return 1 + std::cos(kPi * static_cast<double>(at) / T_max);
+    return 1 + std::cos(c10::pi<double> * static_cast<double>(at) / T_max);
   };
   const double ratio = height(epoch) / height(epoch - 1);
   return map_rates(

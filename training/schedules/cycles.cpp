@@ -2,6 +2,7 @@
 // differently.
 #include <cmath>
 
+#include <c10/util/MathConstants.h>
 #include <ddp/internal/check.h>
 #include <ddp/lr_cycles.h>
 #include <torch/serialize.h>
@@ -58,11 +59,10 @@ std::vector<double> CosineAnnealingWarmRestarts::next_lrs(int64_t epoch) {
     T_cur_ = std::fmod(T_cur_, T_i_);
     T_i_ *= static_cast<double>(options_.T_mult());
   }
-  constexpr double kPi = 3.14159265358979323846;
   const double eta_min = options_.eta_min();
   auto lrs = base_lrs();
   for (auto& lr : lrs) {
-    lr = eta_min + (lr - eta_min) * (1 + std::cos(kPi * T_cur_ / T_i_)) / 2;
+    lr = eta_min + (lr - eta_min) * (1 + std::cos(c10::pi<double> * T_cur_ / T_i_)) / 2;
   }
   return lrs;
 }

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include <c10/util/MathConstants.h>
 #include <ddp/internal/check.h>
 #include <ddp/lr_scheduler.h>
 
@@ -90,8 +91,7 @@ double OneCycleLR::momentum_at(Level level, size_t group) const {
 
 double OneCycleLR::anneal(double start, double end, double share) const {
   if (options_.anneal_strategy() == "linear") return (end - start) * share + start;
-  constexpr double kPi = 3.14159265358979323846;
-  return end + (start - end) / 2.0 * (std::cos(kPi * share) + 1);
+  return end + (start - end) / 2.0 * (std::cos(c10::pi<double> * share) + 1);
 }
 
 std::vector<double> OneCycleLR::next_lrs(int64_t epoch) {

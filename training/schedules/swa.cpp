@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <c10/util/MathConstants.h>
 #include <ddp/internal/check.h>
 #include <ddp/lr_scheduler.h>
 
@@ -24,8 +25,7 @@ SWALR::SWALR(torch::optim::Optimizer& optimizer, SWALROptions options)
 
 double SWALR::anneal(double share) const {
   if (options_.anneal_strategy() == "linear") return share;
-  constexpr double kPi = 3.14159265358979323846;
-  return (1 - std::cos(kPi * share)) / 2;
+  return (1 - std::cos(c10::pi<double> * share)) / 2;
 }
 
 std::vector<double> SWALR::next_lrs(int64_t epoch) {

@@ -328,7 +328,7 @@ namespace detail {
 template <typename Stream>
 class StreamEpochs {
  public:
-  /// What the stream gives.
+  /// A sample of the stream, or a batch of samples.
   using Batch = typename decltype(std::declval<Stream&>().next())::value_type;
 
   /// \param epochs  how many there are in all, whichever the stream is in.
@@ -347,7 +347,7 @@ class StreamEpochs {
       stream_.set_epoch(stream_.epoch() + 1);
     }
   }
-  /// Of the batches that next() returns, from 0.
+  /// The epoch of what next() returns, from 0.
   size_t epoch() const { return stream_.epoch(); }
   /// Collective: yes.
   void rebind(const GroupArg& group = {}) {

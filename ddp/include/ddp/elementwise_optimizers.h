@@ -32,7 +32,7 @@ struct DDP_API NAdamOptions : detail::ListedOptions<NAdamOptions> {
   NAdamOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit, as LibTorch's
   /// The learning rate. Default: 0.002
   TORCH_ARG(double, lr);
-  /// Of the averages of gradients and of their squares. Default: 0.9, 0.999
+  /// Decays of the averages of gradients and of their squares. Default: 0.9, 0.999
   TORCH_ARG(Betas, betas) = {0.9, 0.999};
   /// Added to the denominator. Default: 1e-8
   TORCH_ARG(double, eps) = 1e-8;
@@ -109,7 +109,7 @@ struct DDP_API AdamaxOptions : detail::ListedOptions<AdamaxOptions> {
   AdamaxOptions(double lr = 2e-3) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate. Default: 0.002
   TORCH_ARG(double, lr);
-  /// Of the average of gradients, and of the decaying largest one. Default: 0.9, 0.999
+  /// Decays of the average of gradients, and of the largest one. Default: 0.9, 0.999
   TORCH_ARG(Betas, betas) = {0.9, 0.999};
   /// Added to magnitudes of gradients. Default: 1e-8
   TORCH_ARG(double, eps) = 1e-8;
@@ -143,7 +143,7 @@ struct DDP_API AdadeltaOptions : detail::ListedOptions<AdadeltaOptions> {
   AdadeltaOptions(double lr = 1) : lr_(lr) {}  // NOLINT: implicit
   /// A factor of each update. Default: 1
   TORCH_ARG(double, lr);
-  /// Of the average of squared gradients. Default: 0.9
+  /// The decay of the average of squared gradients. Default: 0.9
   TORCH_ARG(double, rho) = 0.9;
   /// Added to averages before their root. Default: 1e-6
   TORCH_ARG(double, eps) = 1e-6;
@@ -177,9 +177,10 @@ struct DDP_API LionOptions : detail::ListedOptions<LionOptions> {
   LionOptions(double lr = 1e-4) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate; a third to a tenth of AdamW's. Default: 0.0001
   TORCH_ARG(double, lr);
-  /// Of the update's average of gradients, and of the average that is kept. Default: 0.9, 0.99
+  /// Decays of the update's average of gradients, and of the average that is kept. Default: 0.9,
+  /// 0.99
   TORCH_ARG(Betas, betas) = {0.9, 0.99};
-  /// Of the parameters, as AdamW's. Default: 0
+  /// The decay of the parameters, as AdamW's. Default: 0
   TORCH_ARG(double, weight_decay) = 0;
 };
 

@@ -13,11 +13,11 @@ struct DDP_API LAMBOptions : detail::ListedOptions<LAMBOptions> {
   LAMBOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit
   /// The learning rate. Default: 0.001
   TORCH_ARG(double, lr);
-  /// Of the averages of gradients and of their squares. Default: 0.9, 0.999
+  /// Decays of the averages of gradients and of their squares. Default: 0.9, 0.999
   TORCH_ARG(Betas, betas) = {0.9, 0.999};
   /// Added to the denominator. Default: 1e-6
   TORCH_ARG(double, eps) = 1e-6;
-  /// Of the parameters, within the update whose norm counts. Default: 0.01
+  /// The decay of the parameters, within the update whose norm counts. Default: 0.01
   TORCH_ARG(double, weight_decay) = 0.01;
 };
 

@@ -27,7 +27,7 @@ struct DDP_API MuonOptions : detail::ListedOptions<MuonOptions> {
 
   /// The learning rate. Default: 0.001
   TORCH_ARG(double, lr);
-  /// Of the parameters, as AdamW's. Default: 0.1
+  /// The decay of the parameters, as AdamW's. Default: 0.1
   TORCH_ARG(double, weight_decay) = 0.1;
   /// Default: 0.95
   TORCH_ARG(double, momentum) = 0.95;

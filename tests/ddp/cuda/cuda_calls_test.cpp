@@ -18,7 +18,7 @@ namespace {
 
 using namespace ddp::testing;
 
-/// What `calls` adds to each count.
+/// The number that `calls` adds to each count.
 CudaCallCounts counted(const std::function<void()>& calls) {
   const auto before = cuda_calls();
   calls();

@@ -33,7 +33,7 @@
   X("lamb", ddp::optim::LAMB, ddp::optim::LAMB,                                                    \
     ddp::optim::LAMBOptions(0.01).eps(1e-3).weight_decay(0.1))
 
-/// Of "muon", which takes matrices, and of the second optimizer, for the rest.
+/// Options of "muon", which takes matrices, and of the second optimizer, for the rest.
 #define DDP_TEXT(...) DDP_TEXT_OF(__VA_ARGS__)
 #define DDP_TEXT_OF(...) #__VA_ARGS__
 #define DDP_MUON ddp::optim::MuonOptions(0.02).eps(1e-3).ns_dtype(torch::kDouble)

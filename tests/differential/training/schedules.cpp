@@ -47,7 +47,7 @@ void make_chainable(RankRun& run, const std::string& label) {
   }
 }
 
-/// Of the schedules that make_chainable() makes.
+/// The rate after the steps of a schedule of make_chainable().
 std::optional<double> chainable_rate(const std::string& label, int step, double initial) {
   if (label == "hold") return initial * (step < 2 ? 0.5 : 1);
   if (label == "exponential") return initial * std::pow(0.5, step);

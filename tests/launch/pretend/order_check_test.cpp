@@ -40,7 +40,8 @@ std::string text_of_all(const std::vector<OrderFault>& faults) {
   return text;
 }
 
-/// What is to be said of a mistake: any of the kinds, on that rank, in that group, and the text.
+/// The finding that a mistake must have: any of the kinds, on that rank, in that group, and the
+/// text.
 struct Expected {
   Mistake mistake;
   std::set<Kind> kinds;

@@ -4,8 +4,11 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/rank_list.h>
+
 #include "support/catch.h"
 
+using ddp::rank_list_text;
 using namespace ddp::launch;
 using Ranks = std::vector<int>;
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/rank_list.h>
 #include <ddp/internal/text.h>
 
 #include "launch/pretend/call_list.h"
@@ -22,7 +23,7 @@ class WrittenCalls {
 
   /// \return its number here.
   int group(const std::string& name, const std::string& axis, const std::vector<int>& ranks) {
-    put(str("group\t", groups_, "\t", name, "\t", axis, "\t", launch::rank_list_text(ranks)));
+    put(str("group\t", groups_, "\t", name, "\t", axis, "\t", rank_list_text(ranks)));
     return groups_++;
   }
 

@@ -79,11 +79,12 @@ struct CyclicLROptions {
   /// "triangular"; "triangular2": each cycle is half as high as the one before; "exp_range": the
   /// height is scaled by gamma^step. Default: "triangular"
   TORCH_ARG(std::string, mode) = "triangular";
-  /// Of "exp_range". Default: 1
+  /// The base of "exp_range". Default: 1
   TORCH_ARG(double, gamma) = 1.0;
   /// Scales the height, in place of mode; not saved. Default: none
   TORCH_ARG(std::function<double(double)>, scale_fn) = {};
-  /// What scale_fn gets: "cycle", its number from 1, or "iterations", the step. Default: "cycle"
+  /// The argument of scale_fn: "cycle", its number from 1, or "iterations", the step.
+  /// Default: "cycle"
   TORCH_ARG(std::string, scale_mode) = "cycle";
   /// Whether momentum (SGD, RMSprop) or beta1 (Adam, AdamW) moves against the rate. Default: true
   TORCH_ARG(bool, cycle_momentum) = true;

@@ -160,7 +160,4 @@ class HostWait {
   const int64_t begin_us_;
 };
 
-/// "0-7,16-40:8": ranges of equal distances.
-DDP_API std::string rank_ranges(const std::vector<int>& ranks);
-
 }  // namespace ddp

@@ -8,7 +8,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-/// What the optimizers of `<ddp/optim.h>` that LibTorch has not have in common: the lists of their
+/// The base classes of the optimizers of `<ddp/optim.h>` that LibTorch lacks: the lists of their
 /// options and state in optimizer_kinds.h serve their files, too.
 namespace ddp::detail {
 

@@ -1,4 +1,4 @@
-// What steps on a GPU cost, as lines of JSON: calls of the CUDA runtime, bytes, milliseconds.
+// The cost of steps on a GPU, as lines of JSON: calls of the CUDA runtime, bytes, milliseconds.
 #pragma once
 
 #include <cstdint>
