@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -196,6 +197,19 @@ TEST_CASE("a pretended rank of a model that is cut calls as a real one", "[prete
 TEST_CASE("pretended ranks of all stages send to each other", "[pretend]") {
   compare("pp", 4, {{0, 1, 2, 3}});
   compare("3d", 8, {{2, 6}});
+}
+
+// Hidden, for it takes minutes: the cases above compare some of these ranks.
+TEST_CASE("every pretended rank of every world calls and allocates as a real one", "[.every]") {
+  for (const int size : {2, 4, 8}) {
+    std::vector<int> all(static_cast<size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    std::vector<std::vector<int>> one_by_one;
+    for (const int rank : all) one_by_one.push_back({rank});
+    for (const char* axes : {"dp", "zero", "fsdp", "tp"}) compare(axes, size, one_by_one);
+    if (size == 4) compare("pp", size, {all});
+    if (size == 8) compare("3d", size, {{0, 4}, {1, 5}, {2, 6}, {3, 7}});
+  }
 }
 
 TEST_CASE("ranks that are present send to each other in any group", "[pretend]") {
