@@ -1,121 +1,112 @@
 #include "plan/measured.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
-#include <cstdlib>
+#include <initializer_list>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include <ddp/internal/text.h>
 
+#include "files/json_reader.h"
 #include "plan/cost.h"
 
 namespace ddp::plan {
 namespace {
 
-/// A value of JSON, as far as reports have them.
-struct Json {
-  double number = 0;
-  std::string text;
-  std::vector<Json> items;
-  std::map<std::string, Json> members;
+constexpr std::initializer_list<const char*> kMembersOfRank = {
+    "rank", "compute_ms", "bytes_at_peak", "collectives"};
 
-  const Json& at(const std::string& key) const {
-    const auto found = members.find(key);
-    if (found == members.end()) throw std::runtime_error("expected \"" + key + "\", got none");
-    return found->second;
-  }
-};
-
-class JsonReader {
+/// The members of an object that have been read.
+class Members {
  public:
-  explicit JsonReader(const std::string& text) : text_(text) {}
+  /// Calls `read(name)` for each member, before its value.
+  template <typename Read>
+  Members(JsonReader& json, const Read& read) {
+    json.object([&](const std::string& name) {
+      names_.insert(name);
+      read(name);
+    });
+  }
 
-  Json read() {
-    auto value = read_value();
-    if (next() != '\0') fail("the end");
-    return value;
+  void require(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (names_.count(name) == 0) {
+        throw std::runtime_error(str("expected \"", name, "\", got none"));
+      }
+    }
   }
 
  private:
-  char next() {
-    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
-    return at_ < text_.size() ? text_[at_] : '\0';
-  }
-  bool take(char c) {
-    if (next() != c) return false;
-    ++at_;
-    return true;
-  }
-  void expect(char c) {
-    if (!take(c)) fail(std::string("'") + c + "'");
-  }
-  [[noreturn]] void fail(const std::string& rule) {
-    throw std::runtime_error(
-        str("expected ", rule, " at byte ", at_, ", got '", text_.substr(at_, 20), "'"));
-  }
-
-  Json read_value() {
-    Json value;
-    if (take('{')) {
-      while (!take('}')) {
-        const auto key = read_text();
-        expect(':');
-        value.members[key] = read_value();
-        if (next() != '}') expect(',');
-      }
-    } else if (take('[')) {
-      while (!take(']')) {
-        value.items.push_back(read_value());
-        if (next() != ']') expect(',');
-      }
-    } else if (next() == '"') {
-      value.text = read_text();
-    } else {
-      value.number = read_number();
-    }
-    return value;
-  }
-
-  std::string read_text() {
-    expect('"');
-    std::string value;
-    while (at_ < text_.size() && text_[at_] != '"') {
-      if (text_[at_] == '\\') ++at_;  // the texts that are used have no other escapes
-      if (at_ < text_.size()) value += text_[at_++];
-    }
-    expect('"');
-    return value;
-  }
-
-  double read_number() {
-    next();
-    const auto end = std::min(text_.find_first_not_of("+-.0123456789eE", at_), text_.size());
-    InputText digits(text_.substr(at_, end - at_));
-    double value = 0;
-    if (!(digits >> value)) fail("a number");
-    at_ = end;
-    return value;
-  }
-
-  const std::string& text_;
-  size_t at_ = 0;
+  std::set<std::string> names_;
 };
 
-MeasuredRank rank_of(const Json& json) {
+MeasuredRank::Calls read_calls(JsonReader& json) {
+  MeasuredRank::Calls calls;
+  const Members members(json, [&](const std::string& name) {
+    if (name == "axis") {
+      calls.axis = json.text();
+    } else if (name == "kind") {
+      calls.kind = json.text();
+    } else if (name == "ranks") {
+      calls.ranks = json.number();
+    } else if (name == "calls") {
+      calls.calls = json.number();
+    } else if (name == "bytes") {
+      calls.bytes = json.real();
+    } else {
+      json.skip_value();
+    }
+  });
+  members.require({"axis", "kind", "ranks", "calls", "bytes"});
+  return calls;
+}
+
+void read_member_of_rank(JsonReader& json, const std::string& name, MeasuredRank& rank) {
+  if (name == "rank") {
+    rank.rank = json.number();
+  } else if (name == "compute_ms") {
+    rank.compute_ms = json.real();
+  } else if (name == "bytes_at_peak") {
+    json.object([&](const std::string& kind) { rank.bytes_at_peak[kind] = json.real(); });
+  } else if (name == "collectives") {
+    json.list('[', ']', [&] { rank.calls.push_back(read_calls(json)); });
+  } else {
+    json.skip_value();
+  }
+}
+
+MeasuredRank read_rank(JsonReader& json) {
   MeasuredRank rank;
-  rank.rank = std::llround(json.at("rank").number);
-  rank.compute_ms = json.at("compute_ms").number;
-  for (const auto& [kind, bytes] : json.at("bytes_at_peak").members) {
-    rank.bytes_at_peak[kind] = bytes.number;
-  }
-  for (const auto& calls : json.at("collectives").items) {
-    rank.calls.push_back(
-        {calls.at("axis").text, calls.at("kind").text, std::llround(calls.at("ranks").number),
-         std::llround(calls.at("calls").number), calls.at("bytes").number});
-  }
+  const Members members(
+      json, [&](const std::string& name) { read_member_of_rank(json, name, rank); });
+  members.require(kMembersOfRank);
   return rank;
+}
+
+/// A report of several ranks has an object of each; that of one has the rank's members itself.
+MeasuredJob read_job(JsonReader& json) {
+  MeasuredJob job;
+  MeasuredRank only;
+  bool has_several = false;
+  const Members members(json, [&](const std::string& name) {
+    if (name == "world_size") {
+      job.world_size = json.number();
+    } else if (name == "ranks") {
+      has_several = true;
+      json.list('[', ']', [&] { job.ranks.push_back(read_rank(json)); });
+    } else {
+      read_member_of_rank(json, name, only);
+    }
+  });
+  json.expect_end();
+  members.require({"world_size"});
+  if (!has_several) {
+    members.require(kMembersOfRank);
+    job.ranks.push_back(std::move(only));
+  }
+  if (job.ranks.empty()) throw std::runtime_error("expected a rank, got none");
+  return job;
 }
 
 int64_t size_of_axis(const MeasuredJob& job, const std::string& axis) {
@@ -201,17 +192,9 @@ double rate_of(const Task& task, const Layout& layout, double seconds) {
 
 MeasuredJob parse_measured(const std::string& name, const std::string& json) {
   try {
-    const auto root = JsonReader(json).read();
-    MeasuredJob job;
-    job.world_size = std::llround(root.at("world_size").number);
-    if (root.members.count("ranks") == 0) {
-      job.ranks.push_back(rank_of(root));
-    } else {
-      for (const auto& rank : root.at("ranks").items) job.ranks.push_back(rank_of(rank));
-    }
-    if (job.ranks.empty()) throw std::runtime_error("expected a rank, got none");
-    return job;
-  } catch (const std::runtime_error& error) {
+    JsonReader reader(json);
+    return read_job(reader);
+  } catch (const std::exception& error) {
     throw std::runtime_error(
         str("--measured: ", name, ": ", error.what(),
             ". ddprun --pretend N --rank R --json writes it."));

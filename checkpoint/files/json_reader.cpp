@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <stdexcept>
 
 #include <ddp/internal/text.h>
@@ -139,6 +140,17 @@ int64_t JsonReader::number() {
   if (at_ < json_.size() && std::string_view(".eE").find(json_[at_]) != std::string::npos) {
     fail("an integer");
   }
+  return number;
+}
+
+double JsonReader::real() {
+  skip_spaces();
+  const auto rest = json_.substr(at_);
+  double number = 0;
+  const auto end = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  // from_chars() reads "inf" and "nan" as well.
+  if (end.ec != std::errc() || !std::isfinite(number)) fail("a number");
+  at_ += static_cast<size_t>(end.ptr - rest.data());
   return number;
 }
 

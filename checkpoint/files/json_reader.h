@@ -28,7 +28,10 @@ class JsonReader {
   void key(const char* name);
   /// Reads a comma, and then as key().
   void next_key(const char* name);
+  /// Reads an integer.
   int64_t number();
+  /// Reads any number.
+  double real();
   /// Reads [1, 2].
   std::vector<int64_t> numbers();
   void skip_value();

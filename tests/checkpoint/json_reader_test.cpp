@@ -66,6 +66,21 @@ TEST_CASE("JSON numbers", "[checkpoint][json][pure]") {
   CHECK_THROWS_AS(JsonReader("[1,]").numbers(), std::invalid_argument);
 }
 
+TEST_CASE("JSON numbers that are no integers", "[checkpoint][json][pure]") {
+  const auto real_in = [](const std::string& json) {
+    JsonReader reader(json);
+    const auto number = reader.real();
+    reader.expect_end();
+    return number;
+  };
+  CHECK(real_in(" -0.5e-1 ") == -0.05);
+  CHECK(real_in("3") == 3);
+  for (const char* bad : {"", "x", "nan", "inf", "1e999", "0x1p3", "1.2.3", "\"1\""}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(real_in(bad), std::invalid_argument);
+  }
+}
+
 TEST_CASE("JSON values of no interest", "[checkpoint][json][pure]") {
   skip(R"({"a": [1, -2.5e+3, true, null, "x]"], "b": {}})");
   for (const auto* bad : {"", "]", "{\"a\"}", "{\"a\":}", "[1", "{1:2}", "\"", "1 2"}) {

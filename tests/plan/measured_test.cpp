@@ -113,12 +113,15 @@ TEST_CASE("a report of one rank, or of several, is read", "[pure]") {
 
 TEST_CASE("a report that is none is named", "[pure]") {
   for (const auto& [text, said] : std::vector<std::pair<std::string, std::string>>{
-           {"", "expected a number at byte 0"},
-           {"{", "expected '\"'"},
+           {"", "expected { at byte 0 of JSON, got its end"},
+           {"{", "expected \" at byte 1 of JSON"},
            {"{}", "expected \"world_size\", got none"},
            {"{\"world_size\": 2}", "expected \"rank\", got none"},
            {"{\"world_size\": 2, \"ranks\": []}", "expected a rank, got none"},
-           {"{\"world_size\": 2} x", "expected the end at byte 18, got 'x'"},
+           {"{\"world_size\": 2} x", "expected the end at byte 18 of JSON, got \"x\""},
+           {"{\"world_size\": 2, \"x\": " + std::string(1 << 20, '['), "expected fewer levels"},
+           {"{\"world_size\": 2.5}", "expected an integer"},
+           {"{\"compute_ms\": nan}", "expected a number"},
            {"{\"exit_code\": 9, \"faults\": []}", "expected \"world_size\""}}) {
     CAPTURE(text);
     CHECK_THROWS_WITH(
