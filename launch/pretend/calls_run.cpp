@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -81,6 +83,14 @@ void report_on_failed(
   }
 }
 
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error) return;
+  throw std::runtime_error(
+      str("--calls: expected a folder that can be made, got '", folder, "': ", error.message()));
+}
+
 void remove_lists(const std::string& folder, const std::vector<int>& ranks) {
   for (const int rank : ranks) std::filesystem::remove(folder + '/' + call_list_file(rank));
 }
@@ -90,7 +100,7 @@ void remove_lists(const std::string& folder, const std::vector<int>& ranks) {
 int run_with_calls(LaunchOptions options, const std::function<int(const LaunchOptions&)>& run) {
   auto& calls = options.calls;
   if (!calls.check.empty()) return report_on(calls.check, {}, calls);
-  if (!calls.folder.empty()) std::filesystem::create_directories(calls.folder);
+  if (!calls.folder.empty()) make_folder(calls.folder);
   if (!options.pretended) return run(options);
   std::optional<TemporaryFolder> temporary;
   if (calls.folder.empty()) calls.folder = temporary.emplace().path();

@@ -84,6 +84,15 @@ TEST_CASE("ranks whose calls do not fit are an error", "[process]") {
   CHECK(names_in(lists).size() == 3);
 }
 
+TEST_CASE("a folder of lists that cannot be made is named", "[process]") {
+  const Ended job = run(pretend({"--rank", "0", "--calls", "/proc/self/lists"}, "true"));
+  CHECK(job.code == 1);
+  CHECK_THAT(
+      job.err,
+      ContainsText(
+          "ddprun: --calls: expected a folder that can be made, got '/proc/self/lists': "));
+}
+
 TEST_CASE("lists of an earlier run are not reported", "[process]") {
   const TemporaryFolder folder;
   std::ofstream(folder.path() + "/rank_0.calls") << WrittenCalls(0, 16).file();
