@@ -4,6 +4,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/cut_registry.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/stage_tensors.h>
@@ -42,7 +43,9 @@ class LayoutWalk {
     // A Module hands out its parameters as const, too.
     auto& shared = const_cast<torch::nn::Module&>(module);
     if (auto* sharded = dynamic_cast<ShardedModule*>(&shared)) {
-      for (auto& layout : sharded->layouts()) {
+      auto layouts = sharded->layouts();
+      note_cut(layouts, CutBy::Layer);
+      for (auto& layout : layouts) {
         layout.name = prefix + layout.name;
         add(std::move(layout));
       }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include <ddp/internal/check.h>
@@ -49,6 +50,14 @@ FileView::FileView(const std::string& path, size_t size) : size_(size) {
 
 FileView::~FileView() {
   if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+void read_pages(const Bytes& bytes) {
+#ifdef MADV_POPULATE_READ
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto before = reinterpret_cast<uintptr_t>(bytes.data) % page;
+  ::madvise(bytes.data - before, bytes.size + before, MADV_POPULATE_READ);
+#endif
 }
 
 }  // namespace ddp

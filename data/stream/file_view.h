@@ -40,4 +40,7 @@ struct Bytes {
   std::shared_ptr<const void> owner = nullptr;
 };
 
+/// Waits until bytes of a mapping are in memory, so that a worker reads them. Only advice.
+void read_pages(const Bytes& bytes);
+
 }  // namespace ddp

@@ -170,6 +170,8 @@ std::shared_ptr<void> viewed_group(const TarGroup& group) {
   auto sample = std::make_shared<TarView>();
   sample->key = group.key;
   for (const auto& [name, bytes] : group.files) {
+    // Else headers alone are read, ahead of the bytes, and the kernel sees no sequence.
+    read_pages(bytes);
     sample->files.emplace(
         name, at::from_blob(
                   bytes.data, {static_cast<int64_t>(bytes.size)}, [owner = bytes.owner](void*) {},

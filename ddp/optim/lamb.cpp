@@ -15,8 +15,8 @@ namespace ddp::optim {
 at::Tensor LAMB::step(LossClosure closure) {
   detail::check_are_whole(
       "ddp::optim::LAMB", *this,
-      "Take an optimizer that updates each element on its own, as ddp::optim::AdamW, or a "
-      "ZeroRedundancyOptimizer of LAMB.");
+      "Take an optimizer that updates each element on its own, as ddp::optim::AdamW; or whole "
+      "layers on every rank, with a ZeroRedundancyOptimizer of LAMB.");
   return BatchedOptimizer::step(std::move(closure));
 }
 

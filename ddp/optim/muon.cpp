@@ -73,8 +73,6 @@ void check_is_in_no_uneven_join(const std::vector<ProcessGroup>& over) {
       "whole, or model->step_in_backward(muon).");
 }
 
-bool is_matrix(const ParameterLayout& layout) { return layout.sizes.size() == 2; }
-
 Groups all_matrices_of(const torch::nn::Module& model) {
   Groups groups;
   groups.emplace_back(split_for_muon(model).matrices);
@@ -87,38 +85,10 @@ MuonSplit split_for_muon(const torch::nn::Module& model) {
   MuonSplit split;
   for (const auto& layout : layouts_of(model)) {
     if (!layout.local.requires_grad()) continue;
-    (is_matrix(layout) ? split.matrices : split.others).push_back(layout.local);
+    (layout.sizes.size() == 2 ? split.matrices : split.others).push_back(layout.local);
   }
   return split;
 }
-
-/// The matrices that ranks step together.
-class Muon::Together {
- public:
-  Together(const torch::nn::Module& model, const Groups& groups) : exchanges_(model, groups) {}
-
-  /// Makes the updates orthogonal, of which there may be none where a gradient is missing, and
-  /// calls `apply` with each parameter and this rank's elements of the result.
-  template <typename Average, typename Apply>
-  void step(Groups& groups, const Average& average, const Apply& apply) {
-    auto jobs_by_key = exchanges_.jobs_of(groups);
-    exchanges_.compare_gradients(jobs_by_key);
-    for (auto& [key, jobs] : jobs_by_key) {
-      for (auto& job : jobs) {
-        if (job.parameter.grad().defined()) job.update = average(*job.options, job.parameter);
-      }
-      exchanges_.orthogonalize(jobs);
-      for (const auto& job : jobs) {
-        if (job.update.defined()) apply(job);
-      }
-    }
-  }
-
-  const MatrixExchanges& exchanges() const { return exchanges_; }
-
- private:
-  MatrixExchanges exchanges_;
-};
 
 Muon::Muon(const Groups& groups, const MuonOptions& defaults) : ListedOptimizer(groups, defaults) {
   check_are_matrices(groups, places_);
@@ -131,7 +101,8 @@ Muon::Muon(const torch::nn::Module& model, const MuonOptions& defaults)
     : Muon(model, all_matrices_of(model), defaults) {}
 
 Muon::Muon(const torch::nn::Module& model, const Groups& groups, const MuonOptions& defaults)
-    : ListedOptimizer(groups, defaults), together_(std::make_unique<Together>(model, groups)) {}
+    : ListedOptimizer(groups, defaults),
+      together_(std::make_unique<MatrixExchanges>(model, groups)) {}
 
 Muon::Muon(const Groups& groups, detail::WholeTensors places, const MuonOptions& defaults)
     : ListedOptimizer(groups, defaults), places_(std::move(places)) {}
@@ -139,7 +110,7 @@ Muon::Muon(const Groups& groups, detail::WholeTensors places, const MuonOptions&
 Muon::~Muon() = default;
 
 std::vector<ProcessGroup> Muon::process_groups() const {
-  return together_ ? together_->exchanges().process_groups() : std::vector<ProcessGroup>();
+  return together_ ? together_->process_groups() : std::vector<ProcessGroup>();
 }
 
 // Before a step, because groups may have been added.
@@ -176,20 +147,30 @@ void Muon::step_alone(const MuonOptions& options, const at::Tensor& parameter) {
   shaped(parameter, parameter).add_(orthogonal, -rate);
 }
 
+void Muon::step_together() {
+  auto jobs_by_key = together_->jobs_of(param_groups());
+  together_->compare_gradients(jobs_by_key);
+  for (auto& [key, jobs] : jobs_by_key) {
+    for (auto& job : jobs) {
+      if (job.parameter.grad().defined()) job.update = averaged(*job.options, job.parameter);
+    }
+    together_->orthogonalize(jobs);
+    for (const auto& job : jobs) {
+      if (!job.update.defined()) continue;
+      const auto& options = *job.options;
+      job.parameter.mul_(1 - options.lr() * options.weight_decay());
+      job.own_elements().add_(
+          job.update, -adjusted_rate(options, job.matrix->rows, job.matrix->columns));
+    }
+  }
+}
+
 at::Tensor Muon::step(LossClosure closure) {
   const auto loss = detail::loss_of(closure);
   const c10::NoGradGuard no_grad;
   check_groups();
   if (together_) {
-    together_->step(
-        param_groups(),
-        [this](const MuonOptions& options, const at::Tensor& p) { return averaged(options, p); },
-        [](const MatrixJob& job) {
-          const auto& options = *job.options;
-          job.parameter.mul_(1 - options.lr() * options.weight_decay());
-          job.own_elements().add_(
-              job.update, -adjusted_rate(options, job.matrix->rows, job.matrix->columns));
-        });
+    step_together();
     return loss;
   }
   for (auto& group : param_groups()) {

@@ -87,13 +87,15 @@ inline void check_gradients(const std::string& subject, const torch::optim::Opti
 }
 
 /// \param remedy  for an optimizer that needs whole parameters.
-/// \throws c10::ValueError  this rank has a part of a parameter: a fully sharded model's.
+/// \throws c10::ValueError  this rank has a part of a parameter: of a fully sharded model, or of a
+///         layer that is cut over ranks.
 inline void check_are_whole(
     const std::string& subject, const torch::optim::Optimizer& optimizer, const char* remedy) {
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& p : group.params()) {
       DDP_CHECK_VALUE(
-          !is_cut(p), subject, ": expected whole parameters, got this rank's shard of one, of ",
+          cut_of(p) == CutBy::Nothing, subject,
+          ": expected whole parameters, got this rank's part of one that is cut over ranks, of ",
           p.sizes(), ", whose step would be another one. ", remedy);
     }
   }

@@ -40,7 +40,8 @@ const ZeroOptions& checked(
   DDP_CHECK_VALUE(
       options.stage() == 1 || !kind.needs_whole_tensors, kSubject,
       "expected stage 1 of an optimizer that needs whole parameters (Muon, LAMB), since stage 2 "
-      "cuts gradients within parameters, got stage 2. Set stage(1).");
+      "cuts gradients within parameters, got stage 2. Set stage(1), or take a fully sharded model "
+      "with ddp::optim::Muon(*model).");
   const auto group = options.process_group().given();
   const bool is_models = !group || group == model.group();
   DDP_CHECK_VALUE(

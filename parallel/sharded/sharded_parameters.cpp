@@ -119,7 +119,7 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
     unknown.erase(layout.name);
     if (is_ignored) continue;
     DDP_CHECK_VALUE(
-        !is_cut(layout.local),
+        cut_of(layout.local) != CutBy::Unit,
         "FullyShardedDataParallel: expected each parameter in one unit, got \"", layout.name,
         "\", which another unit has cut, ", on_rank_text(*group),
         ". Wrap the module that holds both uses, and make a new module to wrap it again.");

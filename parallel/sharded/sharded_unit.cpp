@@ -134,7 +134,7 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
-  note_cut(layouts);
+  note_cut(layouts, CutBy::Unit);
   const auto own = own_group_of(groups_.shard, OwnOrder::Gathers, groups_.replicate);
   gather_group_ = own.group;
   number_ = own.number;

@@ -10,6 +10,7 @@
 #include <ddp/internal/call_log.h>
 #include <ddp/internal/carried_hook.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_registry.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/ranges.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -135,6 +136,7 @@ void ColumnParallelLinearImpl::reset() {
   weight = register_parameter("weight", weight.detach().clone());
   const auto own_bias = bias.defined() ? bias.detach().clone() : bias;
   bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
+  note_cut(layouts(), CutBy::Layer);
 }
 
 std::vector<ParameterLayout> ColumnParallelLinearImpl::layouts() {
@@ -201,6 +203,7 @@ void RowParallelLinearImpl::reset() {
   weight = register_parameter("weight", weight.detach().clone());
   const auto own_bias = bias.defined() ? bias.detach().clone() : bias;
   bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
+  note_cut(layouts(), CutBy::Layer);
   // Each rank adds it to its part of the sequence.
   if (bias.defined() && options.sequence_parallel()) {
     sum_gradient_over(bias, options.process_group().get());

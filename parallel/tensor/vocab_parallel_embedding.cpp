@@ -5,6 +5,7 @@
 #include <ddp/functional.h>
 #include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_registry.h>
 #include <ddp/internal/groups.h>
 #include <ddp/vocab_parallel.h>
 #include <torch/nn/modules/embedding.h>
@@ -94,6 +95,7 @@ void VocabParallelEmbeddingImpl::reset() {
     cut(whole->weight);
   }
   weight = register_parameter("weight", weight.detach().clone());
+  note_cut(layouts(), CutBy::Layer);
 }
 
 void VocabParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {

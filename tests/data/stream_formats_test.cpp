@@ -1,5 +1,11 @@
 // The formats that streams read.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -135,6 +141,46 @@ TEST_CASE("tar_views gives the bytes where they are mapped, also when the stream
   CHECK(text_in(views[2].files.at("txt")) == std::string(62, 'y'));
   CHECK(read_bytes(files[0]) == before);
 }
+
+#ifdef MADV_POPULATE_READ
+namespace {
+
+/// The share of the pages of a tensor that this process has in memory.
+double share_in_memory(const at::Tensor& bytes) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) / page;
+  std::vector<uint64_t> entries(bytes.nbytes() / page);
+  std::ifstream pages("/proc/self/pagemap", std::ios::binary);
+  pages.seekg(static_cast<std::streamoff>(begin * sizeof(uint64_t)));
+  pages.read(
+      reinterpret_cast<char*>(entries.data()),
+      static_cast<std::streamsize>(entries.size() * sizeof(uint64_t)));
+  const auto present =
+      std::count_if(entries.begin(), entries.end(), [](auto entry) { return entry >> 63 != 0; });
+  return static_cast<double>(present) / static_cast<double>(entries.size());
+}
+
+bool kernel_populates() {
+  char here = 0;
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  auto* begin = &here - reinterpret_cast<uintptr_t>(&here) % page;
+  return ::madvise(begin, page, MADV_POPULATE_READ) == 0;  // since Linux 5.14
+}
+
+}  // namespace
+
+TEST_CASE("what loads a view reads its pages") {
+  if (!kernel_populates()) return;
+  const TemporaryFolder folder;
+  folder.write("a.bin", std::string(4 << 20, 'a'));
+  folder.write("b.bin", std::string(4 << 20, 'b'));
+  run_tar(folder.path(), "cf x.tar a.bin b.bin");
+  const auto workers = GENERATE(0, 1);
+  auto stream = make_sharded_stream(
+      ddp::tar_views({folder.file("x.tar")}), ddp::ShardedStreamOptions().workers(workers));
+  while (const auto sample = stream.next()) CHECK(share_in_memory(sample->files.at("bin")) > 0.9);
+}
+#endif
 
 TEST_CASE("a file with holes is whole") {
   const TemporaryFolder folder;

@@ -1,4 +1,8 @@
 // The errors of schedules; lr_schedules.py compares their rates with Python's.
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -124,14 +128,107 @@ TEST_CASE("a cycle of momentum needs an optimizer that has one", "[pure][errors]
       error_of([&] { cycle.step(); }).find("at most total_steps (10) calls") != std::string::npos);
 }
 
-TEST_CASE("a schedule names itself where a group was added", "[pure][errors]") {
+namespace {
+
+using MakeSchedule = std::function<std::unique_ptr<LRScheduler>(torch::optim::Optimizer&)>;
+
+template <typename Schedule, typename... Options>
+MakeSchedule makes(const Options&... options) {
+  return [=](torch::optim::Optimizer& optimizer) {
+    return std::make_unique<Schedule>(optimizer, options...);
+  };
+}
+
+void add_group(torch::optim::Optimizer& optimizer, double lr) {
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(
+      {torch::zeros({1})}, std::make_unique<torch::optim::SGDOptions>(lr)));
+}
+
+/// The rates of a group that is added with 0.5 after the schedule was made, in four steps, and the
+/// error that ends them.
+struct Added {
+  std::vector<double> rates;
+  std::string error;
+  bool has_changed_momentum = false;  // in the step of the error
+};
+
+Added added_to(const MakeSchedule& make) {
   auto sgd = make_sgd();
-  CyclicLR cycle(sgd, CyclicLROptions(0.1, 0.2));
-  sgd.add_param_group(torch::optim::OptimizerParamGroup({torch::zeros({1})}));
-  const auto error = error_of([&] { cycle.step(); });
-  CHECK(
-      error.find("CyclicLR: expected the parameter groups of its construction, 1, got 2. "
-                 "Construct CyclicLR after") != std::string::npos);
+  const auto schedule = make(sgd);
+  add_group(sgd, 0.5);
+  Added added;
+  const auto momentum_of = [&] {
+    return static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).momentum();
+  };
+  for (int step = 0; step < 4 && added.error.empty(); ++step) {
+    const double momentum = momentum_of();
+    added.error = error_of([&] { schedule->step(); });
+    if (added.error.empty())
+      added.rates.push_back(sgd.param_groups()[1].options().get_lr());
+    else
+      added.has_changed_momentum = momentum_of() != momentum;
+  }
+  return added;
+}
+
+}  // namespace
+
+// As torch 2.11.0 in Python, but for SWALR, which fails there.
+TEST_CASE("a schedule of present rates steps a group that was added", "[pure]") {
+  const auto check = [](const MakeSchedule& make, const std::vector<double>& rates) {
+    const auto added = added_to(make);
+    CAPTURE(added.error);
+    REQUIRE(added.rates.size() == rates.size());
+    for (size_t i = 0; i < rates.size(); ++i) CHECK(std::abs(added.rates[i] - rates[i]) < 1e-5);
+  };
+  check(makes<MultiStepLR>(MultiStepLROptions({2})), {0.5, 0.05, 0.05, 0.05});
+  check(makes<ConstantLR>(ConstantLROptions().total_iters(2)), {0.5, 1.5, 1.5, 1.5});
+  check(makes<LinearLR>(LinearLROptions().total_iters(3)), {0.83333, 1.16667, 1.5, 1.5});
+  check(makes<ExponentialLR>(0.9), {0.45, 0.405, 0.3645, 0.32805});
+  check(makes<PolynomialLR>(), {0.4, 0.3, 0.2, 0.1});
+  check(makes<CosineAnnealingLR>(CosineAnnealingLROptions(2)), {0.25, 0});
+  check(makes<SWALR>(SWALROptions(0.05).anneal_epochs(2)), {0.275, 0.05, 0.05, 0.05});
+}
+
+TEST_CASE("a schedule names itself where a group was added", "[pure][errors]") {
+  const auto check = [](const std::string& name, const MakeSchedule& make, size_t steps = 0) {
+    CAPTURE(name);
+    const auto added = added_to(make);
+    CHECK(added.rates.size() == steps);
+    CHECK_FALSE(added.has_changed_momentum);
+    CHECK_THAT(
+        added.error, ContainsText(
+                         name +
+                         ": expected the parameter groups of its construction, 1, got 2. "
+                         "Construct " +
+                         name + " after the optimizer's last group."));
+  };
+  const auto one = [](int64_t) { return 1.0; };
+  check("LambdaLR", makes<LambdaLR>(LambdaLR::Lambda(one)));
+  check("MultiplicativeLR", makes<MultiplicativeLR>(MultiplicativeLR::Lambda(one)));
+  check("CosineAnnealingLR", makes<CosineAnnealingLR>(CosineAnnealingLROptions(2)), 2);
+  check("CosineAnnealingWarmRestarts", makes<CosineAnnealingWarmRestarts>(2));
+  check("CyclicLR", makes<CyclicLR>(CyclicLROptions(0.1, 0.2)));
+  check("OneCycleLR", makes<OneCycleLR>(OneCycleLROptions(0.1, 10)));
+}
+
+TEST_CASE("a schedule of rates by group takes no group more", "[pure][errors]") {
+  auto sgd = make_sgd(2);
+  SWALR schedule(sgd, SWALROptions(PerGroup{0.1, 0.2}));
+  add_group(sgd, 0.5);
+  CHECK_THAT(
+      error_of([&] { schedule.step(); }),
+      ContainsText("SWALR: expected the parameter groups of its construction, 2, got 3"));
+}
+
+TEST_CASE("schedules of one chain have the same groups", "[pure][errors]") {
+  auto sgd = make_sgd();
+  LinearLR before(sgd);
+  add_group(sgd, 0.5);
+  ExponentialLR after(sgd, 0.9);
+  const std::string expected = "LinearLR: expected the parameter groups of its construction, 1";
+  CHECK_THAT(error_of([&] { ChainedScheduler({&before, &after}); }), ContainsText(expected));
+  CHECK_THAT(error_of([&] { SequentialLR(sgd, {&before, &after}, {2}); }), ContainsText(expected));
 }
 
 TEST_CASE("a sequence refuses schedules of another optimizer", "[pure][errors]") {

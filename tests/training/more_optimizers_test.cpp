@@ -229,7 +229,10 @@ TEST_CASE("a sharded optimizer says how even whole parameters are", "[optim][ran
     Wrapped model(make_net(), over(self));
     ZeroRedundancyOptimizer<optim::Muon> muon(model, optim::MuonOptions(), ZeroOptions().stage(2));
   });
-  for (const auto& error : errors) CHECK_THAT(error, ContainsText("expected stage 1 of an"));
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("expected stage 1 of an"));
+    CHECK_THAT(error, ContainsText("Set stage(1), or take a fully sharded model"));
+  }
 }
 
 TEST_CASE("Muon's ranks divide the work, and step as one", "[optim][ranks]") {

@@ -156,6 +156,7 @@ std::vector<double> MultiplicativeLR::next_lrs(int64_t epoch) {
 }
 
 std::vector<double> MultiplicativeLR::multiplied(int64_t epoch) const {
+  check_groups();
   return map_rates(
       get_last_lr(), [&](double lr, size_t group) { return lr * lr_lambdas_[group](epoch); });
 }
@@ -175,6 +176,7 @@ std::vector<double> CosineAnnealingLR::next_lrs(int64_t epoch) {
   const double eta_min = options_.eta_min();
   // The present rate is the least one, from which no factor leads up again.
   if ((epoch - 1 - options_.T_max()) % (2 * options_.T_max()) == 0) {
+    check_groups();
     return map_rates(get_last_lr(), [&](double lr, size_t group) {
       return lr + (base_lrs()[group] - eta_min) * (1 - std::cos(c10::pi<double> / T_max)) / 2;
     });

@@ -27,6 +27,7 @@ void LRScheduler::check_parts() const {
         scheduler->last_epoch() == 0, name_, ": expected schedulers at epoch 0, got number ", i,
         ", a ", scheduler->name_, ", at epoch ", scheduler->last_epoch(),
         ". Construct it before any step().");
+    scheduler->check_groups();
   }
 }
 

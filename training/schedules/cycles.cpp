@@ -128,6 +128,7 @@ double CyclicLR::height(double cycle, int64_t epoch) const {
 }
 
 std::vector<double> CyclicLR::next_lrs(int64_t epoch) {
+  check_groups();
   const auto up = static_cast<double>(options_.step_size_up());
   const auto total =
       up + static_cast<double>(options_.step_size_down().value_or(options_.step_size_up()));

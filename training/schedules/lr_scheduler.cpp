@@ -27,12 +27,15 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, const char* name)
 std::vector<double> LRScheduler::get_lrs() {
   const auto epoch = static_cast<int64_t>(step_count_);
   auto lrs = epoch == 0 && follows_another_ ? first_lrs_in_sequence() : next_lrs(epoch);
-  DDP_CHECK_VALUE(
-      lrs.size() == optimizer_.param_groups().size(), name_,
-      ": expected the parameter groups of its construction, ", lrs.size(), ", got ",
-      optimizer_.param_groups().size(), ". Construct ", name_,
-      " after the optimizer's last group.");
+  check_groups_are(lrs.size());
   return lrs;
+}
+
+void LRScheduler::check_groups_are(size_t count) const {
+  const auto groups = optimizer_.param_groups().size();
+  DDP_CHECK_VALUE(
+      count == groups, name_, ": expected the parameter groups of its construction, ", count,
+      ", got ", groups, ". Construct ", name_, " after the optimizer's last group.");
 }
 
 void LRScheduler::restart(bool follows_another) {

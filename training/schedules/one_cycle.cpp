@@ -95,6 +95,7 @@ double OneCycleLR::anneal(double start, double end, double share) const {
 }
 
 std::vector<double> OneCycleLR::next_lrs(int64_t epoch) {
+  check_groups();
   DDP_CHECK_VALUE(
       epoch <= total_steps_, "OneCycleLR: expected at most total_steps (", total_steps_,
       ") calls of step(), got call ", epoch, ". Set total_steps to the steps of the whole run.");

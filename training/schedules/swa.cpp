@@ -35,6 +35,7 @@ std::vector<double> SWALR::next_lrs(int64_t epoch) {
   const auto weight_at = [&](double step) { return anneal(std::clamp(step / epochs, 0.0, 1.0)); };
   const double before = weight_at(at - 1);
   const double now = weight_at(at);
+  if (options_.swa_lr().values().size() > 1) check_groups();
   auto lrs = get_last_lr();
   for (size_t group = 0; group < lrs.size(); ++group) {
     const double swa_lr = value_of_group(options_.swa_lr(), group);

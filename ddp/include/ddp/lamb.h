@@ -36,13 +36,14 @@ struct DDP_API LAMBParamState : detail::ListedState<LAMBParamState, LAMBOptions>
 /// own norm. Python has none.
 ///
 /// It needs whole parameters: those of replicas, or in a ZeroRedundancyOptimizer, which cuts
-/// between parameters for it. A part of a tensor parallel parameter would get the norm of that
-/// part.
+/// between parameters for it. A part would get the norm of that part, so step() throws.
 class DDP_API LAMB : public detail::BatchedOptimizer<LAMBOptions, LAMBParamState> {
  public:
   using BatchedOptimizer::BatchedOptimizer;
 
-  /// \throws c10::ValueError  also for a shard of a fully sharded model.
+  /// \throws c10::ValueError  also for a part of a parameter: of a fully sharded model, or of a
+  /// layer
+  ///         that is cut over ranks; on every rank that has one. Nothing has changed then.
   at::Tensor step(LossClosure closure = nullptr) override;
 
  protected:

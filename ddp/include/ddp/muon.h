@@ -16,6 +16,10 @@
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
+namespace ddp {
+class MatrixExchanges;
+}
+
 namespace ddp::optim {
 
 /// Options for `Muon`.
@@ -110,9 +114,9 @@ class DDP_API Muon : public detail::ListedOptimizer<MuonOptions, MuonParamState>
   /// Steps the matrices that have a gradient.
   ///
   /// \param closure  runs before the step, with gradients.
-  /// \throws c10::ValueError  a sparse gradient or a complex parameter; a shard of a fully sharded
-  ///         model, where this was made from parameters alone; a group of add_param_group() that
-  ///         the constructor would refuse.
+  /// \throws c10::ValueError  a sparse gradient or a complex parameter; a part of a parameter, of a
+  ///         fully sharded model or of a layer that is cut over ranks, where this was made from
+  ///         parameters alone; a group of add_param_group() that the constructor would refuse.
   /// \throws c10::Error  a matrix that has a gradient on some of the ranks alone, on every rank; in
   ///         a join() that goes on without a rank's input, where ranks step together.
   /// No parameter or state has changed then.
@@ -127,15 +131,14 @@ class DDP_API Muon : public detail::ListedOptimizer<MuonOptions, MuonParamState>
   std::vector<ProcessGroup> process_groups() const;
 
  private:
-  class Together;
-
   void check_groups();
   at::Tensor shaped(const at::Tensor& parameter, const at::Tensor& tensor) const;
   at::Tensor averaged(const MuonOptions& options, const at::Tensor& parameter);
   void step_alone(const MuonOptions& options, const at::Tensor& parameter);
+  void step_together();
 
   detail::WholeTensors places_;
-  std::unique_ptr<Together> together_;  // made from a model
+  std::unique_ptr<MatrixExchanges> together_;  // made from a model
 };
 
 /// A model's parameters that require a gradient, by whether Muon takes them.

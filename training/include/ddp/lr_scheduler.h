@@ -68,6 +68,11 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   const char* name() const { return name_; }
   /// The rates when the schedule began, by parameter group.
   const std::vector<double>& base_lrs() const { return base_lrs_; }
+  /// For schedules that have values by group.
+  ///
+  /// \throws c10::ValueError  the optimizer has another number of parameter groups than at the
+  ///         construction.
+  void check_groups() const { check_groups_are(base_lrs_.size()); }
   /// Sets initial rates, for a schedule that has its own.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
   /// Sets the epoch that the next step() goes to.
@@ -78,6 +83,7 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   friend class ChainedScheduler;
 
   std::vector<double> get_lrs() final;
+  void check_groups_are(size_t count) const;
   /// Sets epoch 0, whatever the epoch was.
   void restart(bool follows_another);
   /// Throws unless parts() are fresh schedules of its optimizer.

@@ -7,9 +7,14 @@
 
 namespace ddp {
 
-/// Notes, as long as the parameters exist, that their data are a rank's shard.
-void note_cut(const std::vector<ParameterLayout>& parameters);
-/// Whether a unit has cut the parameter; also one that is gone.
-bool is_cut(const at::Tensor& parameter);
+/// The cause of a rank's having a part of a parameter: a layer such as ColumnParallelLinear, or a
+/// fully sharded unit, which may cut a layer's part again.
+enum class CutBy { Nothing, Layer, Unit };
+
+/// Notes, as long as the parameters exist, that their data are a rank's part. Of a layer's only
+/// those that it cuts over several ranks.
+void note_cut(const std::vector<ParameterLayout>& parameters, CutBy by);
+/// Also by a unit that is gone.
+CutBy cut_of(const at::Tensor& parameter);
 
 }  // namespace ddp
