@@ -194,6 +194,7 @@ Description describe_model(
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   const auto every = options.check_replicas_every();
   option("check_replicas_every", every ? std::to_string(*every) : "unset");
+  option("vote", yes_no(options.vote()));
   option("check_inputs", yes_no(options.check_inputs()));
   option("find_nonfinite", yes_no(options.find_nonfinite()));
   option("static_graph", yes_no(options.static_graph()));

@@ -161,6 +161,10 @@ void DistributedDataParallelBase::check_replicas(
   state_->check_replicas(optimizers);
 }
 
+void DistributedDataParallelBase::also_compare(std::vector<torch::optim::Optimizer*> optimizers) {
+  state_->also_compare(std::move(optimizers));
+}
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   state_->register_comm_hook(std::move(hook));
 }

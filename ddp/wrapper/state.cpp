@@ -165,7 +165,8 @@ void State::failed(const std::string& why) {
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
   if (!owner_.join_context()) {
-    replica_check_.start([this] { return all_parameters(); }, *group());
+    replica_check_.start(
+        [this] { return all_parameters(); }, [this] { return hash_of_compared(); }, *group());
     inputs_.start(*group(), device());
   }
   buffers_->start(source, *group());

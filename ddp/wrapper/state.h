@@ -53,6 +53,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void rebind(const ProcessGroup& group, CommHook hook);  // state_rebind.cpp
   void zero_grad(bool set_to_none);
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
+  void also_compare(std::vector<torch::optim::Optimizer*> optimizers);
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
   void require_manual_finalization(bool required);
@@ -98,7 +99,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
   bool asks() const override { return strays_.has_stepped(); }
   void answer() override { strays_.compare(group(), monitor()); }
-  std::string error() override;
+  PassError error() override;
   uint64_t forwards() const override { return in_group_->forwards.since_restart(); }
   void end() override;
 
@@ -145,9 +146,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
+  PassError voted(std::string text, std::vector<std::string> values) const;
   void check_no_low_reduction(const char* what) const;
   void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
+  uint64_t hash_of_compared() const;
   void check_frozen_parameters();
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;
@@ -166,6 +169,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
   PassReplicaCheck replica_check_;
+  std::vector<torch::optim::Optimizer*> compared_;  // of also_compare()
   StrayTensors strays_;
   PassInputs inputs_;
   CommHook hook_;

@@ -104,6 +104,13 @@ struct DistributedDataParallelOptions {
   /// reads every byte of the parameters, and one all-reduce of 16 bytes; the first needs no
   /// communication of its own. Default: unset, in the first pass only, unless init_sync is false
   TORCH_ARG(std::optional<int64_t>, check_replicas_every) = {};
+  /// Name the ranks that are wrong where a comparison of check_replicas_every or check_replicas()
+  /// finds that ranks differ: those outside of the majority; of two ranks, and without a majority,
+  /// all. Replicas are equal to the bit, so that one which differs alone has a fault of its
+  /// hardware, or a program that did something on it alone. `Elastic` replaces such ranks from the
+  /// memory of the others. Needs passes that are compared: where check_replicas_every is unset,
+  /// one in 50. Same on all ranks. Cost: nothing where ranks are equal. Default: false
+  TORCH_ARG(bool, vote) = false;
   /// Compare a hash of the arguments of `forward` in the first three averaged passes, and warn once
   /// where all ranks had the same: their loaders have no DistributedSampler, or ranks draw alike.
   /// Arguments that do not change from pass to pass tell nothing. Costs then 32 KiB read of each
