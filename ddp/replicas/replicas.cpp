@@ -197,6 +197,9 @@ void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimize
 
 PassError State::error() {
   const auto found = replica_check_.finish(monitor());
+  if (auto verdict = replay_.take_verdict(); !verdict.text.empty()) {
+    return {std::move(verdict.text), std::move(verdict.wrong)};
+  }
   if (found == PassReplicaCheck::Found::Nothing) return {};
   const bool is_first = found == PassReplicaCheck::Found::InFirst;
   auto drift = describe_drift(compared_, is_first ? kExpectedEqualFirst : kExpectedEqual);

@@ -49,6 +49,7 @@ State::State(
       tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
       replica_check_(compared_every(options), options.init_sync()),
+      replay_(options.replay_every()),
       strays_(tensors_.module()),
       inputs_(options.check_inputs()) {
   auto parameters = agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing);
@@ -103,6 +104,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   shards_.reset();
   steps_by_bucket_ = false;
   replica_check_.restart();
+  replay_.restart();
   inputs_.restart();
   tensors_.remember_frozen();
   const bool shares = shares_buffers() && group()->getSize() > 1;
@@ -211,6 +213,7 @@ std::vector<NamedParameter> State::checked_parameters() {
   check_devices(parameters, group());
   check_layouts(module_state(wrapped(), tensors_.ignored()));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
+  check_replay(parameters);
   input_placement_ = {
       checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};
   return parameters;

@@ -11,6 +11,7 @@
 
 #include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/detail/replayed_call.h>
 #include <ddp/distributed_data_parallel_options.h>
 #include <ddp/export.h>
 #include <ddp/join.h>
@@ -386,6 +387,12 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
     (for_each_tensor(arguments, sink), ...);
     note_input_tensors(tensors);
   }
+  /// Says that the coming forward pass has arguments that another rank can repeat.
+  ///
+  /// \return  whether to note them.
+  bool offer_call();
+  /// Notes them.
+  void note_call(detail::CallArguments arguments, detail::RepeatCall repeat);
   /// Whether run_pass() needs the number of samples.
   bool counts_samples() const;
   /// The device and dtype of tensor arguments of `forward`.
