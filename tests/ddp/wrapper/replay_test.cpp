@@ -1,4 +1,5 @@
 // replay_every: which rank is named after an activation or a gradient of it has another bit.
+// DDP_TEST_FLIPS=1000 changes as many bits, and prints how many had no effect.
 #include <array>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,5 @@
 // vote(true): which rank is named after a bit of it has changed.
+// DDP_TEST_FLIPS=1000 changes as many bits, and prints how many had no effect.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
