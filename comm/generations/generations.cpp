@@ -339,7 +339,8 @@ std::optional<GenerationForm> Generations::next(const HeldState& held) {
         member.report(member.generation(), held.applied, held.turns, holding_of(held.kind));
       }
       // The coordinator knows of no failure yet.
-      if (goes_on) member.lost(now, impl_->generation, {}, "a call of this rank failed");
+      const auto why = held.why.empty() ? "a call of this rank failed" : held.why;
+      if (goes_on) member.lost(now, impl_->generation, {}, why);
     });
     link.wait_until([&](const Member& member) { return member.stage() != stage; });
   }

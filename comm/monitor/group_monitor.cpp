@@ -263,8 +263,13 @@ void GroupMonitor::note_error(const std::string& why) noexcept { setup_.job->not
 
 void GroupMonitor::clear_error() { setup_.job->clear_error(); }
 
-void GroupMonitor::throw_agreed(const std::string& text) {
+void GroupMonitor::throw_agreed(const std::string& text, const std::vector<int>& wrong_ranks) {
   setup_.job->note_agreed_error(job_ranks());
+  if (!wrong_ranks.empty()) {
+    auto error = readable_error<WrongRanks>(DDP_HERE, text);
+    error.has_this_rank = contains(wrong_ranks, setup_.rank);
+    throw error;
+  }
   throw readable_error<AgreedError>(DDP_HERE, text);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -194,6 +196,13 @@ Description describe_model(
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   const auto every = options.check_replicas_every();
   option("check_replicas_every", every ? std::to_string(*every) : "unset");
+  option("vote", yes_no(options.vote()));
+  option("replay_every", std::to_string(options.replay_every()));
+  if (options.replay_every() > 0) {
+    // Kernels add up in another order with others.
+    option("threads of an operation", std::to_string(at::get_num_threads()));
+    option("instructions of the processor", at::get_cpu_capability());
+  }
   option("check_inputs", yes_no(options.check_inputs()));
   option("find_nonfinite", yes_no(options.find_nonfinite()));
   option("static_graph", yes_no(options.static_graph()));

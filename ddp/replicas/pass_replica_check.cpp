@@ -2,6 +2,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/current_stream.h>
+#include <ddp/internal/hash.h>
 
 #include "replicas/model_description.h"
 #include "replicas/replica_check.h"
@@ -22,7 +23,10 @@ void PassReplicaCheck::compare_first(
   first_ = First::Equal;
   if (group->getSize() == 1 || !(init_sync_ || every_.value_or(0) > 0)) return;
   Description mine{{"communication", "hook", describe_hook()}};
-  if (every_ != 0) mine.push_back({"hash", "parameters", std::to_string(hash_of(find()))});
+  if (every_ != 0) {
+    hash_ = hash_of(find());
+    mine.push_back({"hash", "parameters", std::to_string(hash_)});
+  }
   auto by_rank = gather_if_hashes_differ("communication hooks", mine, nullptr, group, monitor);
   if (by_rank.empty()) return;
   for (auto& description : by_rank) description.resize(1);
@@ -32,14 +36,16 @@ void PassReplicaCheck::compare_first(
 }
 
 void PassReplicaCheck::start(
-    c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
+    c10::function_ref<std::vector<at::Tensor>()> find, c10::function_ref<uint64_t()> hash_more,
+    c10d::ProcessGroup& group) {
   if (every_.value_or(0) == 0 || group.getSize() == 1 || ++passes_ % *every_ != 0) return;
   const auto tensors = find();
   DDP_CHECK(
       !is_capturing(tensors.front().device()),
       "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
       "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
-  comparison_.start(hash_of(tensors), tensors.front().device(), group);
+  hash_ = mixed(hash_of(tensors), hash_more());
+  comparison_.start(hash_, tensors.front().device(), group);
 }
 
 PassReplicaCheck::Found PassReplicaCheck::finish(GroupMonitor& monitor) {

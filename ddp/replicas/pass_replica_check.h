@@ -38,10 +38,12 @@ class PassReplicaCheck {
       GroupMonitor& monitor);
 
   /// Call it once a pass, on every rank. In every `every`-th, starts to compare a hash of the
-  /// tensors that `find` returns.
+  /// tensors that `find` returns, and of what `hash_more` hashes.
   ///
   /// Collective: yes, in those passes. Blocks: no.
-  void start(c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group);
+  void start(
+      c10::function_ref<std::vector<at::Tensor>()> find, c10::function_ref<uint64_t()> hash_more,
+      c10d::ProcessGroup& group);
 
   /// Where a comparison of this pass found that the ranks' parameters differ.
   enum class Found {
@@ -53,6 +55,9 @@ class PassReplicaCheck {
   /// The pass's result, the same on every rank. Call it at the end of a pass.
   Found finish(GroupMonitor& monitor);
 
+  /// This rank's hash in the last comparison.
+  uint64_t hash() const { return hash_; }
+
  private:
   /// Pending until the comparison.
   enum class First { Pending, Equal, Different };
@@ -61,6 +66,7 @@ class PassReplicaCheck {
   const bool init_sync_;
   First first_ = First::Pending;
   int64_t passes_ = 0;
+  uint64_t hash_ = 0;
   HashComparison comparison_;
 };
 

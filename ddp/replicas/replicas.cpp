@@ -2,13 +2,20 @@
 #include <ddp/replicas.h>
 
 #include <unordered_set>
+#include <utility>
 
+#include <ATen/core/functional.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/ranges.h>
+#include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
+#include <ddp/zero.h>
 
 #include "replicas/replica_check.h"
+#include "replicas/vote.h"
 #include "wrapper/state.h"
 
 namespace ddp {
@@ -29,6 +36,12 @@ constexpr const char* kRemedyOnPurpose =
     " Where they differ on purpose, check_replicas_every(0) leaves out this comparison.";
 constexpr const char* kRemedy =
     " model->refresh() gives all ranks rank 0's parameters and buffers.";
+// In place of kRemedy: rank 0 may be the wrong one.
+constexpr const char* kRemedyOfVote =
+    " If the program does the same on every rank, memory or computation there is wrong: take the "
+    "host, or its GPU, out of the job.";
+constexpr const char* kHashAlone =
+    "a hash of them differed while gradients were averaged, and does no more.";
 // Begins the name of such a tensor.
 constexpr const char* kOutside = "of no module: ";
 constexpr const char* kRemedyOutside =
@@ -67,6 +80,16 @@ std::vector<StateTensor> replicated_state(
   auto state = module_state(module, {});
   drop_if(state, [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; });
   return state;
+}
+
+// A hash of the values of parameters and optimizers, and one of buffers.
+std::vector<std::string> hashes_of_kinds(const std::vector<ReplicaValue>& values) {
+  uint64_t of_buffers = 0, of_others = 0;
+  for (const auto& [item, tensor] : values) {
+    auto& hash = item.kind == "buffer" ? of_buffers : of_others;
+    hash = mixed(hash, fnv1a(item.value));
+  }
+  return {std::to_string(of_others), std::to_string(of_buffers)};
 }
 
 }  // namespace
@@ -117,8 +140,48 @@ std::string State::describe_drift(
   if (difference.empty()) return {};
   const bool is_outside = difference.find(kOutside) != std::string::npos;
   return ddp::str(
-      expectation, difference, kRule, options_.init_sync() ? kRemedy : "",
+      expectation, difference, kRule, options_.init_sync() && !options_.vote() ? kRemedy : "",
       is_outside ? kRemedyOutside : "", expectation == kExpectedEqualFirst ? kRemedyOnPurpose : "");
+}
+
+void State::also_compare(std::vector<torch::optim::Optimizer*> optimizers) {
+  for (const auto* optimizer : optimizers) {
+    DDP_CHECK_VALUE(
+        optimizer, "also_compare: expected optimizers, got a null pointer on ",
+        monitor().rank_text(), ". Pass {&optimizer}.");
+    DDP_CHECK_VALUE(
+        !dynamic_cast<const ZeroRedundancyOptimizerBase*>(optimizer),
+        "also_compare: expected optimizers with the same state on every rank, got a "
+        "ZeroRedundancyOptimizer on ",
+        monitor().rank_text(), ", of whose state each rank has another part. Leave it out.");
+  }
+  compared_ = std::move(optimizers);
+}
+
+uint64_t State::hash_of_compared() const {
+  uint64_t hash = 0;
+  const auto add = [&](const torch::optim::Optimizer& optimizer) {
+    for (const auto& value : replica_values(optimizer, wrapped(), tensors_.ignored())) {
+      hash = mixed(hash, fnv1a(value.item.value));
+    }
+  };
+  if (optimizer_ && options_.vote()) add(*optimizer_);
+  for (const auto* optimizer : compared_) add(*optimizer);
+  return hash;
+}
+
+/// Names the wrong ranks where the options ask for it.
+///
+/// \param text  the error without them.
+/// \param values  by which this rank votes.
+PassError State::voted(std::string text, std::vector<std::string> values) const {
+  if (!options_.vote()) return {std::move(text), {}};
+  const auto texts = gather_strings(
+      text_of(Ballot{std::move(values), host_name()}), group(), "voting on the ranks' replicas",
+      &monitor());
+  const auto ballots = c10::fmap(texts, ballot_of);
+  auto verdict = vote(ballots);
+  return {ddp::str(text, " ", describe(verdict, ballots), kRemedyOfVote), std::move(verdict.wrong)};
 }
 
 void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers) {
@@ -126,19 +189,23 @@ void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimize
   monitor().check();
   if (group()->getSize() == 1) return;
   const auto drift = describe_drift(optimizers, kExpectedEqual);
-  if (!drift.empty()) monitor().throw_agreed(drift);
+  if (drift.empty()) return;
+  const auto values = options_.vote() ? values_to_check(optimizers) : std::vector<ReplicaValue>();
+  const auto error = voted(drift, hashes_of_kinds(values));
+  monitor().throw_agreed(error.text, error.wrong_ranks);
 }
 
-std::string State::error() {
-  switch (replica_check_.finish(monitor())) {
-    case PassReplicaCheck::Found::Nothing:
-      break;
-    case PassReplicaCheck::Found::InFirst:
-      return describe_drift({}, kExpectedEqualFirst);
-    case PassReplicaCheck::Found::Later:
-      return describe_drift({}, kExpectedEqual);
+PassError State::error() {
+  const auto found = replica_check_.finish(monitor());
+  if (auto verdict = replay_.take_verdict(); !verdict.text.empty()) {
+    return {std::move(verdict.text), std::move(verdict.wrong)};
   }
-  return {};
+  if (found == PassReplicaCheck::Found::Nothing) return {};
+  const bool is_first = found == PassReplicaCheck::Found::InFirst;
+  auto drift = describe_drift(compared_, is_first ? kExpectedEqualFirst : kExpectedEqual);
+  if (drift.empty() && options_.vote()) drift = ddp::str(kExpectedEqual, kHashAlone);
+  if (drift.empty()) return {};
+  return voted(std::move(drift), {std::to_string(replica_check_.hash())});
 }
 
 }  // namespace ddp

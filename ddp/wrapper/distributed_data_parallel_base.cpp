@@ -161,6 +161,17 @@ void DistributedDataParallelBase::check_replicas(
   state_->check_replicas(optimizers);
 }
 
+bool DistributedDataParallelBase::offer_call() { return state_->offer_call(); }
+
+void DistributedDataParallelBase::note_call(
+    detail::CallArguments arguments, detail::RepeatCall repeat) {
+  state_->note_call(std::move(arguments), std::move(repeat));
+}
+
+void DistributedDataParallelBase::also_compare(std::vector<torch::optim::Optimizer*> optimizers) {
+  state_->also_compare(std::move(optimizers));
+}
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   state_->register_comm_hook(std::move(hook));
 }

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/current_stream.h>
 #include <ddp/internal/join_names.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
@@ -46,6 +47,7 @@ void State::before_forward(std::optional<int64_t> samples) {
     buffers_->expect_reads();
   }
   samples = terms().take_samples_of_forward(samples);
+  const bool is_offered = replay_.take_offer();
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
   if (const torch::nn::Module* const module = tensors_.module().get()) {
@@ -56,6 +58,12 @@ void State::before_forward(std::optional<int64_t> samples) {
   count_samples_of_forward(samples);
   terms().begin_forward(gradients == Gradients::Averaged);
   if (gradients == Gradients::Local) return monitor().clear_error();  // this rank goes on
+  DDP_CHECK_VALUE(
+      is_offered || !replay_.is_enabled(),
+      "replay_every: expected calls of forward with arguments that another rank can read, got ",
+      "run(), a script, or an argument of another type on ", monitor().rank_text(),
+      ". Tensors, numbers, strings, and optionals, vectors, arrays, pairs, tuples and ordered maps "
+      "of them can be; else leave replay_every out.");
   // A pass in eval() mode need not come on every rank. One inside a reduced backward pass (a
   // checkpoint that runs forward again) belongs to that.
   if (owner_.is_training() && !reducer_->is_reducing()) training_forwards().begin();
@@ -65,6 +73,7 @@ void State::before_forward(std::optional<int64_t> samples) {
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   precision_.end_forward(outputs, outputs_complete);
+  if (trains()) replay_.note_outputs(outputs);
   switch (gradients_of_forward()) {
     case Gradients::None:
       break;
@@ -165,10 +174,59 @@ void State::failed(const std::string& why) {
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
   if (!owner_.join_context()) {
-    replica_check_.start([this] { return all_parameters(); }, *group());
+    if (group()->getSize() > 1) replay_if_due();
+    replica_check_.start(
+        [this] { return all_parameters(); }, [this] { return hash_of_compared(); }, *group());
     inputs_.start(*group(), device());
   }
   buffers_->start(source, *group());
+}
+
+bool State::offer_call() {
+  if (!replay_.is_enabled()) return false;
+  replay_.offer();
+  return replay_.is_due() && group()->getSize() > 1 && !is_in_join() && trains();
+}
+
+void State::note_call(detail::CallArguments arguments, detail::RepeatCall repeat) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& p : reducer_->parameters()) {
+    if (p.tensor.requires_grad()) parameters.push_back(p.tensor);
+  }
+  replay_.note_call(std::move(arguments), std::move(repeat), wrapped(), parameters);
+}
+
+void State::replay_if_due() {
+  DDP_CHECK(
+      !replay_.is_due() || !is_capturing(device()),
+      "DistributedDataParallel: expected a graph to be captured in a step without a replayed "
+      "batch, "
+      "got one in which replay_every has it. Leave that out.");
+  replay_.run(group(), monitor(), training_forwards().since_restart());
+}
+
+void State::check_replay(const std::vector<NamedParameter>& parameters) const {
+  const auto every = options_.replay_every();
+  DDP_CHECK_VALUE(
+      every >= 0,
+      "DistributedDataParallel: expected a number of steps, or 0 for none, for replay_every, got ",
+      every, ".");
+  if (every == 0) return;
+  constexpr const char* kSubject = "replay_every: expected ";
+  const auto& precision = options_.mixed_precision();
+  const bool is_mixed = precision.param_dtype() || precision.reduce_dtype();
+  DDP_CHECK_VALUE(
+      !is_mixed, kSubject, "parameters and gradients in their own dtypes, got ",
+      describe(precision), ". Leave one of them out.");
+  DDP_CHECK_VALUE(
+      !has_collectives_over(wrapped(), group()), kSubject,
+      "a module that communicates nothing, got a SyncBatchNorm or another one with collectives. "
+      "Leave replay_every out.");
+  for (const auto& p : parameters) {
+    DDP_CHECK_VALUE(
+        !p.expect_sparse, kSubject, "dense gradients, got sparse ones of \"", p.name,
+        "\". Leave replay_every out, or sparse(false).");
+  }
 }
 
 void State::finish(c10::function_ref<void(c10d::Work&)> wait) {

@@ -16,6 +16,7 @@
 #include "checks/pass_inputs.h"
 #include "checks/unaveraged_tensors.h"
 #include "precision/model_precision.h"
+#include "replay/pass_replay.h"
 #include "replicas/pass_replica_check.h"
 #include "replicas/replica_check.h"
 #include "wrapper/model_tensors.h"
@@ -43,6 +44,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
     return inputs_.wants_inputs() && group()->getSize() > 1 && !is_in_join() && trains();
   }
   void note_inputs(const std::vector<at::Tensor>& inputs) { inputs_.note(inputs); }
+  /// Whether the coming forward pass, whose arguments can be repeated, is to be noted.
+  bool offer_call();
+  void note_call(detail::CallArguments arguments, detail::RepeatCall repeat);
   void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void forward_failed() noexcept;
   void sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete);
@@ -53,6 +57,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void rebind(const ProcessGroup& group, CommHook hook);  // state_rebind.cpp
   void zero_grad(bool set_to_none);
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
+  void also_compare(std::vector<torch::optim::Optimizer*> optimizers);
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
   void require_manual_finalization(bool required);
@@ -98,7 +103,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
   bool asks() const override { return strays_.has_stepped(); }
   void answer() override { strays_.compare(group(), monitor()); }
-  std::string error() override;
+  PassError error() override;
   uint64_t forwards() const override { return in_group_->forwards.since_restart(); }
   void end() override;
 
@@ -145,10 +150,14 @@ class DistributedDataParallelBase::State : public PassCompanion {
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
+  PassError voted(std::string text, std::vector<std::string> values) const;
   void check_no_low_reduction(const char* what) const;
   void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
+  uint64_t hash_of_compared() const;
   void check_frozen_parameters();
+  void check_replay(const std::vector<NamedParameter>& parameters) const;
+  void replay_if_due();
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;
   /// Whether only tensors of also_average() are averaged.
@@ -166,6 +175,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
   PassReplicaCheck replica_check_;
+  PassReplay replay_;
+  std::vector<torch::optim::Optimizer*> compared_;  // of also_compare()
   StrayTensors strays_;
   PassInputs inputs_;
   CommHook hook_;

@@ -31,6 +31,13 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
       .find_nonfinite(options.find_nonfinite());
 }
 
+// With a vote in passes of its own accord.
+std::optional<int64_t> compared_every(const DistributedDataParallelOptions& options) {
+  constexpr int64_t kWithVote = 50;
+  const auto& every = options.check_replicas_every();
+  return every || !options.vote() ? every : kWithVote;
+}
+
 }  // namespace
 
 State::State(
@@ -41,7 +48,8 @@ State::State(
       in_group_(std::make_unique<InGroup>(*this, options.process_group().get())),
       tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
-      replica_check_(options.check_replicas_every(), options.init_sync()),
+      replica_check_(compared_every(options), options.init_sync()),
+      replay_(options.replay_every()),
       strays_(tensors_.module()),
       inputs_(options.check_inputs()) {
   auto parameters = agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing);
@@ -96,6 +104,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   shards_.reset();
   steps_by_bucket_ = false;
   replica_check_.restart();
+  replay_.restart();
   inputs_.restart();
   tensors_.remember_frozen();
   const bool shares = shares_buffers() && group()->getSize() > 1;
@@ -188,6 +197,10 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel: expected a number of steps, or 0 for none, for "
       "check_replicas_every, got ",
       options_.check_replicas_every().value_or(0), ".");
+  DDP_CHECK_VALUE(
+      !options_.vote() || options_.check_replicas_every() != 0,
+      "DistributedDataParallel: expected passes that are compared for vote(true), got "
+      "check_replicas_every(0). Leave one of them out.");
   if (const auto* own = dynamic_cast<const ModuleWithRules*>(&wrapped())) own->check();
   check_names_to_ignore(wrapped(), options_.parameters_to_ignore());
   check_not_cut(wrapped(), options_.parameters_to_ignore(), *group());
@@ -200,6 +213,7 @@ std::vector<NamedParameter> State::checked_parameters() {
   check_devices(parameters, group());
   check_layouts(module_state(wrapped(), tensors_.ignored()));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
+  check_replay(parameters);
   input_placement_ = {
       checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};
   return parameters;

@@ -71,7 +71,9 @@ void Reducer::Engine::finish_pass() {
 
   std::vector<char> unused;
   if (auto own = own_error(unused); error.empty()) error = std::move(own);
-  if (companion_ && error.empty()) error = companion_->error();
+  PassError of_companion;
+  if (companion_ && error.empty()) of_companion = companion_->error();
+  if (error.empty()) error = std::move(of_companion.text);
   if (std::exchange(pass_->asked, false) && companion_ && error.empty()) companion_->answer();
   if (error.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
@@ -85,7 +87,7 @@ void Reducer::Engine::finish_pass() {
   }
   const auto threw = std::exchange(pass_->callback_exception, nullptr);
   end_pass();
-  if (!error.empty()) monitor_->throw_agreed(error);
+  if (!error.empty()) monitor_->throw_agreed(error, of_companion.wrong_ranks);
   if (!threw) return;
   monitor_->fail(ddp::str(
       "a step in the backward pass threw on ", monitor_->rank_text(), ", whose model is no longer ",

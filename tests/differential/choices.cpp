@@ -182,7 +182,7 @@ const std::vector<Choice>& choices() {
         {"rank_0_later", 1, "init_sync"}}},
       {"lazy_buckets",
        {{"no"},
-        {"yes", 1, "lazy_bucket_allocation stats_every check_replicas_every check_inputs"}}},
+        {"yes", 1, "lazy_bucket_allocation stats_every check_replicas_every check_inputs vote"}}},
       {"nonfinite", {{"kept", 2}, {"found", 1, "find_nonfinite"}}},
       {"hook",
        {{"none", 3},

@@ -133,7 +133,7 @@ HeldState Elastic::Impl::held() const {
   using Kind = HeldState::Kind;
   const bool is_torn = at == At::Apply && !goes_back_to_snapshots();
   const auto kind = !has_state ? Kind::None : is_torn ? Kind::Torn : Kind::Whole;
-  return {kind, progress.steps, progress.turns};
+  return {kind, progress.steps, progress.turns, vote_text};
 }
 
 void Elastic::Impl::add(elastic::Part part) {
@@ -360,6 +360,7 @@ void Elastic::Impl::recover() {
       generations ? "a call before enter()" : "a world that is fixed", ".");
   interrupted = Clock::now();
   has_failed = true;
+  vote_text = elastic::text_of_vote(std::current_exception());
   if (at == At::Turn || at == At::Apply) {
     undo_turn();
     repeated = 1;
@@ -369,6 +370,7 @@ void Elastic::Impl::recover() {
   }
   end_turn();
   enter_next();
+  vote_text.clear();
 }
 
 /// Whether this rank stands at this boundary for a planned change. With parts that are cut all

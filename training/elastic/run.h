@@ -92,6 +92,7 @@ struct Elastic::Impl {
   elastic::DeviceEnd device_end;  // of a generation's collectives
   elastic::Snapshots snapshots;   // of a run with parts that are cut
   int64_t repeated = 0;
+  std::string vote_text;    // of the turn that failed by a vote; "": another reason
   bool has_failed = false;  // a turn on this rank, since the generation began
   Failures failures;
   int64_t saved_step = 0;

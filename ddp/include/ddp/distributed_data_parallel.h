@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ddp/detail/forward_argument.h>
 #include <ddp/detail/wrappable.h>
@@ -42,6 +44,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
         detail::has_forward<M>(),
         "DistributedDataParallel: the wrapped module has no forward; call its functions in run()");
     if constexpr (detail::has_forward<M>()) {  // else the assertion is the only error
+      if constexpr ((detail::can_repeat<std::decay_t<Args>> && ...)) {
+        if (offer_call()) note_call_of<Args...>(args...);
+      }
       return forward_with(
           detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
     }
@@ -69,6 +74,28 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
     } else {
       return nullptr;
     }
+  }
+
+  template <typename... Args>
+  void note_call_of(const std::remove_reference_t<Args>&... args) {
+    detail::CallArguments written;
+    (detail::CallPart<std::decay_t<Args>>::write(written, args), ...);
+    note_call(std::move(written), [this](detail::CallArguments& given) {
+      std::tuple<std::decay_t<Args>...> values{
+          detail::CallPart<std::decay_t<Args>>::read(given)...};
+      const auto call = [&](auto&... value) -> decltype(auto) {
+        return module_->forward(
+            detail::ForwardArgument<Args&&>(std::forward<Args>(value), input_placement()).get()...);
+      };
+      std::vector<at::Tensor> outputs;
+      if constexpr (std::is_void_v<decltype(std::apply(call, values))>) {
+        std::apply(call, values);
+      } else {
+        for_each_tensor(
+            std::apply(call, values), [&](const at::Tensor& t) { outputs.push_back(t); });
+      }
+      return outputs;
+    });
   }
 
   template <typename... Arguments>

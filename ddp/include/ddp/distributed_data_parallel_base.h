@@ -11,6 +11,7 @@
 
 #include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/detail/replayed_call.h>
 #include <ddp/distributed_data_parallel_options.h>
 #include <ddp/export.h>
 #include <ddp/join.h>
@@ -210,6 +211,19 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   ///   are copied to the host), and exchanges a hash.
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers = {});
 
+  /// Has passes of check_replicas_every and vote compare the options and the state of optimizers,
+  /// too: a bit that changes there may change a parameter much later, or, by rounding, never.
+  /// Replaces those of an earlier call; the optimizer of step_in_backward is always one with vote.
+  ///
+  /// \param optimizers  they outlive the last averaged backward pass, and are the same on every
+  ///         rank.
+  /// \throws c10::ValueError  for a null pointer, and for a ZeroRedundancyOptimizer, of whose state
+  ///         each rank has another part.
+  ///
+  /// Collective: no, but every rank has to call it between the same two passes. Cost of such a
+  ///   pass: reads the state once.
+  void also_compare(std::vector<torch::optim::Optimizer*> optimizers);
+
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Call it once,
   /// before the first backward pass, with the same hook on every rank.
   void register_comm_hook(CommHook hook);
@@ -373,6 +387,12 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
     (for_each_tensor(arguments, sink), ...);
     note_input_tensors(tensors);
   }
+  /// Says that the coming forward pass has arguments that another rank can repeat.
+  ///
+  /// \return  whether to note them.
+  bool offer_call();
+  /// Notes them.
+  void note_call(detail::CallArguments arguments, detail::RepeatCall repeat);
   /// Whether run_pass() needs the number of samples.
   bool counts_samples() const;
   /// The device and dtype of tensor arguments of `forward`.

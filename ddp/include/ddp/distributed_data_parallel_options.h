@@ -104,6 +104,26 @@ struct DistributedDataParallelOptions {
   /// reads every byte of the parameters, and one all-reduce of 16 bytes; the first needs no
   /// communication of its own. Default: unset, in the first pass only, unless init_sync is false
   TORCH_ARG(std::optional<int64_t>, check_replicas_every) = {};
+  /// Name the ranks that are wrong where a comparison of check_replicas_every or check_replicas()
+  /// finds that ranks differ: those outside of the majority; of two ranks, and without a majority,
+  /// all. Replicas are equal to the bit, so that one which differs alone has a fault of its
+  /// hardware, or a program that did something on it alone. `Elastic` replaces such ranks from the
+  /// memory of the others. Needs passes that are compared: where check_replicas_every is unset,
+  /// one in 50. Same on all ranks. Cost: nothing where ranks are equal. Default: false
+  TORCH_ARG(bool, vote) = false;
+  /// Compute the micro-batch of each rank once more on the next rank, in one averaged pass of so
+  /// many, and compare bits: of what `forward` returned, and of the gradients before the ranks'
+  /// average. Where they differ a third rank computes it, too, and the pass throws on every rank
+  /// and names the wrong one; of two ranks both. The last forward pass before the backward pass
+  /// counts; where there were several, and where parameters have hooks of the program, its outputs
+  /// alone. No gradient, buffer or generator changes. 0: in no pass.
+  ///
+  /// For modules that are deterministic and communicate nothing, whose `forward` changes nothing
+  /// but buffers, with arguments that are tensors, numbers, strings, and optionals, vectors,
+  /// arrays, pairs, tuples and ordered maps of them: not for run(), scripts, sparse gradients and
+  /// MixedPrecision. A pass of a join() or a sync_in_backward() is not repeated. Same on all ranks.
+  /// Cost of such a pass: one forward and backward pass more, and the batch sent once. Default: 0
+  TORCH_ARG(int64_t, replay_every) = 0;
   /// Compare a hash of the arguments of `forward` in the first three averaged passes, and warn once
   /// where all ranks had the same: their loaders have no DistributedSampler, or ranks draw alike.
   /// Arguments that do not change from pass to pass tell nothing. Costs then 32 KiB read of each

@@ -64,9 +64,11 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   if (p.is("nonfinite", "found")) DDP_DO(trace, options.find_nonfinite(true));
   if (p.is("lazy_buckets", "yes")) {
     DDP_DO(
-        trace,
-        options.lazy_bucket_allocation(true).stats_every(1).check_replicas_every(1).check_inputs(
-            false));
+        trace, options.lazy_bucket_allocation(true)
+                   .stats_every(1)
+                   .check_replicas_every(1)
+                   .vote(true)
+                   .check_inputs(false));
   }
   return options;
 }

@@ -77,6 +77,15 @@ class AgreedError : public c10::Error {
   using c10::Error::Error;
 };
 
+/// The ranks vote, and some have other values than most: computation or memory there is wrong.
+class WrongRanks : public AgreedError {
+ public:
+  using AgreedError::AgreedError;
+
+  /// Whether the rank that throws it is one of them.
+  bool has_this_rank = false;
+};
+
 /// Detects failed peers, so that collectives do not hang.
 ///
 /// The JobMonitor, which all groups of a job share, holds the failure. A rank whose wait fails, or
@@ -214,7 +223,9 @@ class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
 
   /// Throws `text`, which every rank throws at this call: none needs a message when this rank then
   /// leaves the group.
-  [[noreturn]] void throw_agreed(const std::string& text);
+  ///
+  /// \param wrong_ranks  of the group; where there are some, the error is a WrongRanks.
+  [[noreturn]] void throw_agreed(const std::string& text, const std::vector<int>& wrong_ranks = {});
 
   /// Fails the group, because this rank drops it while an exception unwinds the stack.
   void leave_by_exception() noexcept;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -19,6 +20,12 @@ struct PassTerms {
   /// In a pass that this rank joins without one of its own: whether the other ranks add its
   /// averages to those of earlier passes, which `.grad` still holds.
   bool adds = false;
+};
+
+/// An error of a pass that every rank throws.
+struct PassError {
+  std::string text = {};              // the same on every rank; "" for none
+  std::vector<int> wrong_ranks = {};  // that have other values than most ranks, where that is why
 };
 
 /// Data that is sent with each reduced backward pass beside the gradients, such as a model's
@@ -54,9 +61,8 @@ class PassCompanion {
   virtual bool asks() const { return false; }
   /// Collective: may be, every rank calls it.
   virtual void answer() {}
-  /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
-  /// none.
-  virtual std::string error() { return {}; }
+  /// Called after finish(): the error that the pass throws.
+  virtual PassError error() { return {}; }
   /// Called at the end of the pass, also of one that is an error on every rank.
   virtual void end() {}
 };

@@ -29,6 +29,7 @@ struct HeldState {
   enum class Kind { None, Whole, Torn } kind = Kind::None;
   int64_t applied = 0;
   int64_t turns = 0;
+  std::string why = {};  // this rank's own reason to end the generation; "": a call of it failed
 };
 
 /// This process's part in an elastic job: what its coordinator says, and the group of each

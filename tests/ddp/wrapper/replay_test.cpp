@@ -1,0 +1,400 @@
+// replay_every: which rank is named after an activation or a gradient of it has another bit.
+// DDP_TEST_FLIPS=1000 changes as many bits, and prints how many had no effect.
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/text.h>
+#include <torch/torch.h>
+
+#include "ddp/replay/repeat_scope.h"
+#include "ddp/replay/replay_verdict.h"
+#include "ddp/replay/tensor_message.h"
+#include "ddp/wrapping.h"
+#include "support/nets.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace replaying {
+namespace {
+
+using namespace testing;
+
+/// A wrong computation of a net on this thread's rank.
+struct Fault {
+  enum class In { None, Activation, Gradient } in = In::None;
+  uint64_t random = 0;
+  bool of_others = false;  // in the batches that this rank repeats, and not in its own
+  bool is_own = false;     // whether it computes its own batch
+};
+thread_local Fault fault;
+
+at::Tensor with_flip(const at::Tensor& tensor) {
+  auto copy = tensor.detach().clone();
+  static_cast<uint8_t*>(copy.data_ptr())[fault.random / 8 % copy.nbytes()] ^=
+      static_cast<uint8_t>(1U << fault.random % 8);
+  return copy;
+}
+
+/// A net with statistics, which a repeated pass could change. Dropout has numbers of the process,
+/// whose ranks are threads here.
+struct NetImpl : torch::nn::Module {
+  NetImpl() { set_waves(*this, {1.3, 0.2, 0, 0.3}); }
+  at::Tensor forward(const at::Tensor& x) {
+    auto h = norm(in(x));
+    if (fault.is_own != fault.of_others) {
+      if (fault.in == Fault::In::Activation) h = h + (with_flip(h) - h.detach());
+      if (fault.in == Fault::In::Gradient) {
+        h.register_hook([](const at::Tensor& gradient) { return with_flip(gradient); });
+      }
+    }
+    return out(torch::tanh(h));
+  }
+  torch::nn::Linear in{register_module("in", torch::nn::Linear(6, 9))};
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(9))};
+  torch::nn::Linear out{register_module("out", torch::nn::Linear(9, 3))};
+};
+TORCH_MODULE(Net);
+
+at::Tensor batch_of(int rank, int step) {
+  return torch::sin(torch::arange(24.0F).view({4, 6}) * (1 + rank) + step);
+}
+
+struct Trained {
+  int step = 0;  // that threw; 0: none
+  std::string text;
+  std::vector<at::Tensor> state;  // parameters, gradients, buffers
+};
+
+std::vector<at::Tensor> state_of(const torch::nn::Module& net) {
+  std::vector<at::Tensor> state;
+  for (const auto& p : net.parameters()) {
+    state.push_back(p.detach());
+    state.push_back(p.grad());
+  }
+  for (const auto& b : net.buffers()) state.push_back(b);
+  return state;
+}
+
+/// Trains `steps`, of which `at` has a fault on rank `of`.
+std::vector<Trained> train(
+    int ranks, int every, int steps, int at = 0, int of = 0, const Fault& with = {}) {
+  return run_ranks<Trained>(ranks, [&](const Rank& self) {
+    Net net;
+    DistributedDataParallel model(net, in(self).replay_every(every).broadcast_buffers(false));
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    Trained trained;
+    for (int step = 1; step <= steps && trained.step == 0; ++step) {
+      model->zero_grad();
+      trained.text = error_of([&] {
+        fault = step == at && self.rank == of ? with : Fault();
+        fault.is_own = true;
+        auto y = model->forward(batch_of(self.rank, step));
+        fault.is_own = false;
+        y.square().sum().backward();
+      });
+      fault = {};
+      if (!trained.text.empty()) {
+        trained.step = step;
+      } else {
+        optimizer.step();
+      }
+    }
+    if (trained.step == 0) trained.state = state_of(*net);
+    return trained;
+  });
+}
+
+void check_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    CAPTURE(i);
+    CHECK(a[i].equal(b[i]));
+  }
+}
+
+ReplayedBatch batch(uint64_t own, uint64_t next, uint64_t third = 0) {
+  return {{own, 1}, {next, 1}, {third, 1}};
+}
+
+}  // namespace
+
+TEST_CASE("a third rank decides a disputed batch", "[ddp][vote]") {
+  using Ranks = std::vector<int>;
+  const std::vector<std::string> hosts{"a", "b", "c", "d"};
+  const auto wrong = [&](std::vector<ReplayedBatch> batches) {
+    return judge(batches, {hosts.begin(), hosts.begin() + static_cast<int>(batches.size())});
+  };
+  const auto right = batch(5, 5, 5);
+  CHECK(wrong({right, right, right}).text.empty());
+  CHECK(wrong({right, batch(4, 5, 5), right}).wrong == Ranks{1});
+  CHECK(wrong({right, batch(5, 4, 5), right}).wrong == Ranks{2});
+  CHECK(wrong({right, right, batch(5, 4, 5)}).wrong == Ranks{0});
+  CHECK(wrong({batch(3, 4, 5), right, right, right}).wrong == Ranks{0, 1, 2});
+  // A rank that is always wrong, of both batches that it computes.
+  CHECK(wrong({batch(5, 4, 5), batch(4, 5, 5), right}).wrong == Ranks{1});
+  CHECK_THAT(
+      wrong({right, batch(4, 5, 5), right}).text,
+      ContainsText("forward's outputs of rank 1's batch. By a third rank wrong: rank 1 (host b)."));
+  CHECK(wrong({right, batch(4, 5)}).wrong == Ranks{0, 1});
+  const auto all = wrong({batch(1, 2, 3), batch(1, 2, 3), batch(1, 2, 3)});
+  CHECK(all.wrong.empty());
+  CHECK_THAT(all.text, ContainsText("does not repeat itself"));
+}
+
+TEST_CASE("replayed batches leave no trace", "[ranks][ddp][vote]") {
+  const int ranks = GENERATE(1, 2, 3);
+  CAPTURE(ranks);
+  const auto trained = [&](int every) {
+    return run_ranks<std::vector<at::Tensor>>(ranks, [&](const Rank& self) {
+      Net net;
+      DistributedDataParallel model(net, in(self).replay_every(every));
+      torch::optim::SGD optimizer(model->parameters(), 0.01);
+      int64_t hooks = 0;
+      for (int step = 1; step <= 6; ++step) {
+        optimizer.zero_grad();
+        {
+          const auto guard = model->no_sync();
+          model->forward(batch_of(self.rank, step + 10)).sum().backward();
+        }
+        model->forward(batch_of(self.rank, step)).square().sum().backward();
+        for (const auto& p : net->parameters()) {
+          hooks += static_cast<int64_t>(torch::autograd::impl::hooks(p).size());
+        }
+        optimizer.step();
+      }
+      auto state = state_of(*net);
+      state.push_back(torch::full({1}, hooks));
+      for (const auto& b : net->buffers()) {
+        state.push_back(torch::full({1}, static_cast<int64_t>(b._version())));
+      }
+      return state;
+    });
+  };
+  const auto without = trained(0), with = trained(2);
+  for (size_t rank = 0; rank < with.size(); ++rank) check_equal(with[rank], without[rank]);
+}
+
+TEST_CASE("a repeated call finds the other rank's numbers and buffers", "[ddp][vote]") {
+  const auto buffer = torch::arange(3.0F);
+  const std::vector<at::Tensor> buffers{buffer};
+  torch::manual_seed(3);
+  std::vector<at::Tensor> others;
+  for (const auto& t : surroundings_of(buffers, at::kCPU)) others.push_back(t.clone());
+  const auto drawn = torch::rand({4});
+  torch::manual_seed(5);
+  buffer.fill_(9);
+  const auto version = buffer._version();
+  const auto expected = [] {
+    torch::manual_seed(5);
+    return torch::rand({4});
+  }();
+  torch::manual_seed(5);
+  {
+    const RepeatScope scope(others, AutocastState::current(), buffers, at::kCPU);
+    CHECK(torch::rand({4}).equal(drawn));
+    CHECK(buffer.equal(torch::arange(3.0F)));
+    buffer.mul_(2);
+  }
+  CHECK(buffer.equal(torch::full({3}, 9.0F)));
+  CHECK(buffer._version() == version);
+  CHECK(torch::rand({4}).equal(expected));
+}
+
+TEST_CASE("a message keeps strides and places in a line", "[ddp][vote]") {
+  const auto whole = torch::arange(60.0F).view({3, 4, 5});
+  const std::vector<at::Tensor> tensors{
+      whole.transpose(0, 2),
+      whole.select(2, 1),
+      torch::ones({1}).expand({4, 7}),
+      torch::zeros({0, 3}),
+      torch::tensor(2.5, at::kDouble).requires_grad_(),
+      {},
+      whole.slice(0, 1, 3)};
+  TensorMessage message;
+  for (const auto& tensor : tensors) message.add(tensor);
+  const auto bytes = message.bytes();
+  CHECK(TensorMessage::size_of(message.layout()) == bytes.numel());
+  const auto read = TensorMessage::read(message.layout(), bytes, at::kCPU);
+  REQUIRE(read.size() == tensors.size());
+  for (size_t i = 0; i < read.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(read[i].defined() == tensors[i].defined());
+    if (!read[i].defined()) continue;
+    CHECK(read[i].equal(tensors[i]));
+    CHECK(read[i].strides() == tensors[i].strides());
+    CHECK(read[i].requires_grad() == tensors[i].requires_grad());
+    if (read[i].numel() == 0) continue;
+    const auto place = [](const at::Tensor& t) {
+      return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 512;
+    };
+    CHECK(place(read[i]) == place(tensors[i]));
+  }
+  CHECK_THAT(
+      error_of([&] {
+        message.add(torch::ones({2, 2}).to_sparse());
+      }),
+      ContainsText("replay_every: expected tensors that have memory of their own"));
+}
+
+namespace {
+
+enum class Mode { Double, Negate };
+
+/// Takes all kinds of arguments that can be sent.
+struct ManyImpl : torch::nn::Module {
+  at::Tensor forward(
+      const std::map<std::string, at::Tensor>& named, std::vector<at::Tensor> list, Mode mode,
+      const std::optional<double>& scale, const std::pair<at::Tensor, std::string>& pair,
+      const std::tuple<int, bool>& numbers, std::array<at::Tensor, 1> one) {
+    auto sum = linear(named.begin()->second) * static_cast<double>(named.size());
+    for (const auto& t : list) sum = sum + linear(t);
+    sum = mode == Mode::Double ? sum * 2 : -sum;
+    if (scale) sum = sum * *scale;
+    sum = sum + linear(pair.first) * static_cast<double>(pair.second.size());
+    return std::get<1>(numbers) ? sum * std::get<0>(numbers) + one[0] : sum;
+  }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(3, 2))};
+};
+TORCH_MODULE(Many);
+
+/// A type that only this program knows.
+struct Own {
+  at::Tensor tensor;
+};
+
+struct OwnNetImpl : torch::nn::Module {
+  at::Tensor forward(const Own& own) { return linear(own.tensor); }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(3, 2))};
+};
+TORCH_MODULE(OwnNet);
+
+/// Draws from a counter of its own.
+struct MoodyImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return linear(x) * static_cast<double>(++calls); }
+  int64_t calls = 0;
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(3, 2))};
+};
+TORCH_MODULE(Moody);
+
+}  // namespace
+
+TEST_CASE("arguments that differ by rank in kind and number are replayed", "[ranks][ddp][vote]") {
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    DistributedDataParallel model(Many(), in(self).replay_every(1));
+    const auto r = self.rank;
+    const auto x = torch::sin(torch::arange(6.0F).view({2, 3}) + r);
+    for (int step = 0; step < 3; ++step) {
+      std::map<std::string, at::Tensor> named{{"a", x}};
+      if (r == 1) named["b"] = x;
+      model
+          ->forward(
+              named, std::vector<at::Tensor>(static_cast<size_t>(r), x),
+              r == 2 ? Mode::Double : Mode::Negate,
+              r == 0 ? std::optional<double>(0.5) : std::nullopt,
+              std::pair(x, std::string(static_cast<size_t>(r), 'x')), std::tuple(r, r != 1),
+              std::array<at::Tensor, 1>{torch::ones({2})})
+          .mean()  // an expanded gradient
+          .backward();
+    }
+  });
+  for (const auto& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("what cannot be replayed is an error on every rank", "[ranks][ddp][vote][errors]") {
+  const auto text_of = [](int ranks, const std::function<void(const Rank&)>& body) {
+    const auto errors = errors_of_ranks(ranks, body);
+    for (const auto& error : errors) CHECK(!error.empty());
+    return errors[0];
+  };
+  const auto x = torch::ones({2, 3});
+  const auto kinds = ContainsText("expected calls of forward with arguments that another rank");
+  CHECK_THAT(
+      text_of(
+          2,
+          [&](const Rank& self) {
+            DistributedDataParallel model(OwnNet(), in(self).replay_every(50));
+            model->forward(Own{x}).sum().backward();
+          }),
+      kinds);
+  CHECK_THAT(
+      text_of(
+          2,
+          [&](const Rank& self) {
+            torch::nn::Linear net(3, 2);
+            DistributedDataParallel model(net, in(self).replay_every(50));
+            model->run([&] { return net(x); }).sum().backward();
+          }),
+      kinds);
+  const auto refused = [&](auto net, const DistributedDataParallelOptions& options) {
+    return text_of(2, [&](const Rank& self) {
+      auto own = options;
+      DistributedDataParallel model(net(self), own.process_group(self.group));
+    });
+  };
+  using Options = DistributedDataParallelOptions;
+  const auto linear = [](const Rank&) { return torch::nn::Linear(3, 2); };
+  CHECK_THAT(refused(linear, Options().replay_every(-1)), ContainsText("for replay_every, got -1"));
+  CHECK_THAT(
+      refused(
+          linear,
+          Options().replay_every(2).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16))),
+      ContainsText("expected parameters and gradients in their own dtypes"));
+  CHECK_THAT(
+      refused(
+          [](const Rank&) {
+            return torch::nn::Embedding(torch::nn::EmbeddingOptions(3, 2).sparse(true));
+          },
+          Options().replay_every(2)),
+      ContainsText("expected dense gradients, got sparse ones of \"weight\""));
+  CHECK_THAT(
+      text_of(
+          3,
+          [&](const Rank& self) {
+            DistributedDataParallel model(Moody(), in(self).replay_every(2));
+            for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
+          }),
+      ContainsText("does not repeat itself"));
+}
+
+TEST_CASE("a replayed pass names the rank of a changed bit", "[ranks][ddp][vote]") {
+  std::mt19937_64 random(61);
+  const char* given = std::getenv("DDP_TEST_FLIPS");
+  const int flips = given ? std::atoi(given) : 24;
+  int harmless = 0;
+  for (int i = 0; i < flips; ++i) {
+    const int ranks = 2 + i % 3;
+    const int of = static_cast<int>(random() % static_cast<uint64_t>(ranks));
+    Fault with{i % 2 == 0 ? Fault::In::Activation : Fault::In::Gradient, random(), i % 5 == 4};
+    CAPTURE(i, ranks, of, static_cast<int>(with.in), with.random, with.of_others);
+    const auto trained = train(ranks, 3, 4, 3, of, with);
+    if (trained[0].step == 0) {
+      ++harmless;  // rounding drops some of the lowest bits, and nothing is wrong then
+      continue;
+    }
+    for (const auto& rank : trained) {
+      CHECK(rank.step == 3);
+      CHECK(rank.text == trained[0].text);
+    }
+    const auto name = ddp::str("wrong: rank ", of, " (host ");
+    CHECK_THAT(
+        trained[0].text,
+        ContainsText(ranks == 2 ? "wrong: rank 0 (host " : name) && ContainsText("replay_every:"));
+  }
+  if (given != nullptr) WARN(flips << " flips, " << harmless << " without effect");
+  CHECK(harmless <= flips / 4);
+}
+
+}  // namespace replaying
+}  // namespace ddp
