@@ -8,6 +8,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -96,6 +97,8 @@ void Region::await_leader(c10::function_ref<bool()> is_ready) const {
     if (is_leader_) {
       failure = exception_of([&] { state = is_ready() ? kReady : kPending; });
       if (failure) state = kFailed;
+    } else if (is_pretended()) {
+      state = kReady;  // stays where there is no leader
     }
     state = share_number(state);
   }
