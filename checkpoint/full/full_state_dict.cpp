@@ -22,6 +22,11 @@ namespace {
 
 constexpr const char* kFullStateDict = "full_state_dict";
 
+/// Whether a rank gives a box. In a pretended job all ranks seem to have the same ones.
+bool is_gathered(const ShardLayout& shard) {
+  return is_pretended() ? c10::multiply_integers(shard.box.size) > 0 : is_written(shard);
+}
+
 /// Sends this rank's boxes of one tensor after the other to the rank that gathers them.
 class FullGather {
  public:
@@ -30,14 +35,14 @@ class FullGather {
     by_rank_.resize(whole.ranks.size());
     for (size_t rank = 0; rank < whole.ranks.size(); ++rank) {
       for (const auto& shard : whole.ranks[rank]) {
-        if (is_written(shard)) by_rank_[rank][shard.name].push_back(shard.box);
+        if (is_gathered(shard)) by_rank_[rank][shard.name].push_back(shard.box);
       }
     }
     // own.parts has the order of this rank's layouts, and lacks only the tensors without a box.
     size_t part = 0;
     for (const auto& shard : whole.ranks[static_cast<size_t>(group_->getRank())]) {
       if (part == own.parts.size() || own.parts[part].name != shard.name) continue;
-      if (is_written(shard)) views_[shard.name].push_back(own.parts[part].view);
+      if (is_gathered(shard)) views_[shard.name].push_back(own.parts[part].view);
       ++part;
     }
   }

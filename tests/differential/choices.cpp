@@ -752,6 +752,8 @@ const std::vector<Rule>& rules() {
       {"optimizer=lamb|muon", "training=zero2|zero2_overlap", "expected stage 1 of an optimizer"},
       {"optimizer=lamb", "training=fsdp", "ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ddp::optim::LAMB: expected whole parameters"},
+      // A stage without parameters.
+      {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ended its part in the training"},
       {"optimizer=lamb", "resumed_as=fsdp", "?ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=muon", "mesh=*", "?cut over one group, got", "training=!fsdp"},
       {"precision=bf16|half|bf16_reduced|reduce_bf16|bf16_buffers", "reduction=*",

@@ -124,7 +124,9 @@ std::vector<std::vector<int>> present_sets(const Program& program) {
 std::string group_line(const launch::ListedGroup& group) {
   return launch::group_text(group.name, group.axis, group.ranks);
 }
-std::string call_line(const CallList& list, const ListedCall& call) {
+/// Without its step: whether one has begun depends on gradients, and so on other ranks'.
+std::string call_line(const CallList& list, ListedCall call) {
+  call.step = 0;
   return ddp::str(
       call_text(list, call), " in ", group_line(list.groups[call.group]), ", with peer ", call.peer,
       " and tag ", call.tag);

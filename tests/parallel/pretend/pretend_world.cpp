@@ -205,7 +205,7 @@ void try_what_is_refused() {
   const auto text_of = [](const std::function<void()>& body) {
     std::printf("%s\n", ddp::testing::error_of<c10::Error>(body).c_str());
   };
-  const Mlp cut(ddp::default_group());
+  Mlp cut(ddp::default_group());
   const auto whole = ddp::full_state_dict(*cut, ddp::get_rank());
   const auto rows = 4 * kWidth / ddp::get_world_size(), first = rows * ddp::get_rank();
   expect(whole["up.weight"].size(0) == 4 * kWidth, "the whole weight");
