@@ -14,6 +14,7 @@
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/prepared_load.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/text.h>
 
 #include "checkpointer/peers.h"
@@ -119,7 +120,9 @@ FullLoad agree_on_load(
     problem = problem_of([&] { load.own = own_parts_of(module, Values::ToLoad); });
   }
   const auto hash = loaded.empty() ? "" : std::to_string(fnv1a(loaded));
-  const auto of_first = group->getRank() == 0 ? packed({subject, loaded}) : "";
+  // In a pretended job this rank's text may come back as that of rank 0.
+  const bool gives_text = group->getRank() == 0 || (is_pretended() && !loaded.empty());
+  const auto of_first = gives_text ? packed({subject, loaded}) : "";
   agree(
       packed({problem, hash, of_first, to_text(load.own)}), group, kLoadFullStateDict,
       [&](const std::vector<std::string>& by_rank) {
@@ -127,8 +130,13 @@ FullLoad agree_on_load(
         auto text = first_problem(texts[0]);
         if (!text.empty()) return text;
         const auto& hashes = texts[1];
+        if (texts[2][0].empty()) {
+          return ddp::str(
+              kLoadFullStateDict, ": expected the dictionary on every rank of a pretended job, ",
+              "whose rank 0 may not exist, got an empty one. Pass it on this rank, too.");
+        }
         const auto of_rank_0 = unpacked(texts[2][0]);
-        for (size_t rank = 1; rank < hashes.size(); ++rank) {
+        for (size_t rank = 1; rank < hashes.size() && !is_pretended(); ++rank) {
           if (hashes[rank].empty() || hashes[rank] == hashes[0]) continue;
           return ddp::str(
               kLoadFullStateDict, ": expected the same file on all ranks, but rank ", rank, " of ",
@@ -177,7 +185,9 @@ void load_full_state_dict(
   const c10::NoGradGuard no_grad;
   const auto group = given.get();
   const auto monitor = monitor_of(group);
-  const bool has_dict = group->getRank() == 0;
+  // A pretended rank takes its own for that of rank 0.
+  const bool is_first = group->getRank() == 0;
+  const bool has_dict = is_first || (is_pretended() && !dict.is_empty());
   TensorSource source;
   const auto problem = problem_of([&] {
     if (has_dict) source = source_of(dict, kLoadFullStateDict);
@@ -196,8 +206,9 @@ void load_full_state_dict(
       const auto elements = c10::multiply_integers(kind.sizes);
       if (elements == 0) continue;
       const auto device = carrier_device(*group);
-      const auto memory = has_dict ? source.read(load.sources[i]).to(device).view({-1})
-                                   : at::empty({elements}, at::dtype(kind.dtype).device(device));
+      auto memory = has_dict ? source.read(load.sources[i]).to(device).view({-1})
+                             : at::empty({elements}, at::dtype(kind.dtype).device(device));
+      if (has_dict && !is_first) memory = memory.clone();  // the caller's, and received
       auto bytes = memory.view(at::kByte);
       broadcast(bytes, /*src=*/0, group);
       const auto all = memory.view(kind.sizes);

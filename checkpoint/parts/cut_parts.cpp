@@ -19,9 +19,14 @@ namespace ddp::detail {
 namespace {
 
 constexpr const char* kState = "state";
-constexpr const char* kStep = "step";
+// A parameter has one of each, however it is cut: its steps, and NAdam's product.
+constexpr const char* kNumbers[] = {"step", "mu_product"};
 constexpr const char* kGroups = "param_groups";
 constexpr const char* kParams = "params";
+
+bool is_number(const c10::IValue& field) {
+  return any_of(kNumbers, [&](const char* name) { return field == name; });
+}
 
 void add_shards(
     const std::string& name, const ParameterLayout& layout, const at::Tensor& tensor,
@@ -96,10 +101,13 @@ std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>
     fields[parameter_in(name)].emplace_back(name.substr(0, name.find('/')), name);
   }
   for (const auto& [number, of_number] : entries_of(*find_in(saved, kState))) {
-    const auto* step = find_in(of_number, kStep);
-    if (step == nullptr || !step->isTensor()) continue;
-    if (const auto name = name_in(of_number); !name.empty())
-      fields[name].emplace_back(kStep, *step);
+    const auto name = name_in(of_number);
+    if (name.empty()) continue;
+    for (const char* key : kNumbers) {
+      const auto* number_of_it = find_in(of_number, key);
+      if (number_of_it != nullptr && number_of_it->isTensor())
+        fields[name].emplace_back(key, *number_of_it);
+    }
   }
   return fields;
 }
@@ -191,7 +199,7 @@ c10::IValue cut_whole(
       "by number, of a whole model. Save it from a pipeline, which may have one stage.");
   return replace_in_state(
       saved, [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
-        if (index >= layouts.size() || field == kStep || !value.isTensor()) return value;
+        if (index >= layouts.size() || is_number(field) || !value.isTensor()) return value;
         const auto& layout = layouts[index];
         const auto whole = value.toTensor();
         check_sizes(whole.sizes() == layout.sizes, context, field, layout, ddp::str(whole.sizes()));
@@ -210,7 +218,7 @@ c10::IValue read_shards(
         const auto& layout = layouts[index];
         const auto found = reader.index().find(value.toStringRef());
         const bool is_there = found != reader.index().end();
-        if (is_there && field == kStep) {
+        if (is_there && is_number(field)) {
           const auto step = at::zeros({}, found->second.kind.dtype);
           reader.add(found->second, TensorBox{}, step);
           return step;
@@ -341,9 +349,9 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
       whole_->state(),
       [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
         const auto& layout = layouts.at(index);
-        if (!value.isTensor() || (field == kStep && !by_name)) return value;
+        if (!value.isTensor() || (is_number(field) && !by_name)) return value;
         const auto name = ddp::str(field.toStringRef(), "/", layout.name);
-        if (field == kStep) {
+        if (is_number(field)) {
           shards.push_back({name, {}, {}, value.toTensor(), 0, layout.stage});
         } else {
           add_shards(name, layout, value.toTensor(), shards);

@@ -10,6 +10,7 @@
 #include <ddp/internal/call_log.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/rank_list.h>
 #include <ddp/internal/text.h>
@@ -102,7 +103,9 @@ class PretendBackend final : public backends::LocalBackend {
   WorkPtr recv(Tensors& t, int src, int tag) override {
     if (real_) return noted(real_->recv(t, src, tag));
     const int peer = world_ranks_[static_cast<size_t>(src)];
-    if (!job_->self.is_present(peer)) refuse_message(ddp::str("rank ", peer));
+    const bool is_there = job_->self.is_present(peer);
+    if (!is_there && EqualMessages::are_expected()) return noted(done(OpType::RECV, t));
+    if (!is_there) refuse_message(ddp::str("rank ", peer));
     return noted(job_->messages->recv(t, place_of(peer), message_tag(tag)));
   }
 

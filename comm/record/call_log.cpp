@@ -78,8 +78,12 @@ void CallLog::start(const std::string& folder, int rank, int world_size, int hos
   // Never destroyed: threads may start collectives while the process exits.
   active_pointer() =
       new CallLog(ddp::str(folder, "/rank_", rank, ".calls"), rank, world_size, host_ranks);
-  count_tensor_memory();
-  std::atexit([] { active()->close(); });
+  count_tensor_memory();  // for good, so this library is never unloaded before its handler runs
+#ifdef __GLIBC__
+  ::on_exit([](int status, void*) { active()->close(status); }, nullptr);
+#else
+  std::atexit([] { active()->close(0); });
+#endif
 }
 
 CallLog::CallLog(const std::string& path, int rank, int world_size, int host_ranks)
@@ -94,7 +98,7 @@ CallLog::CallLog(const std::string& path, int rank, int world_size, int host_ran
   write(ddp::str("rank\t", rank, '\t', world_size, '\t', host_ranks, '\n'));
 }
 
-CallLog::~CallLog() { close(); }
+CallLog::~CallLog() { close(0); }
 
 int CallLog::add_group(
     const std::string& name, const std::string& axis, const std::vector<int>& ranks) {
@@ -204,7 +208,7 @@ void CallLog::flush() {
   buffer_.clear();
 }
 
-void CallLog::close() noexcept {
+void CallLog::close(int exit_status) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (file_ < 0) return;
@@ -212,7 +216,9 @@ void CallLog::close() noexcept {
     ::getrusage(RUSAGE_SELF, &usage);
     write(tensor_memory_lines());
     write(ddp::str("process\t", int64_t{usage.ru_maxrss} * 1024, '\n'));
-    write(ddp::str("end\t", time_us(), '\t', failure_.empty() ? "ok" : failure_, '\n'));
+    const int status = exit_status & 0xff;  // as the parent gets it
+    if (failure_.empty()) failure_ = status == 0 ? "ok" : ddp::str("exit status ", status);
+    write(ddp::str("end\t", time_us(), '\t', failure_, '\n'));
     flush();
     ::close(std::exchange(file_, -1));
   } catch (const std::exception&) {

@@ -97,6 +97,7 @@ std::string json_of_rank(const CallsReport& report, size_t i) {
           ", \"total_peak_bytes\": ", list.peak, ", \"process_bytes\": ", list.process_peak,
           ", \"collectives\": [", joined_by(", ", calls),
           "], \"compute_ms\": ", ms_text(seconds_of_computing(list, step)));
+  if (!list.error.empty()) text += ", \"ended_by\": " + json_text(list.error);
   if (report.step_seconds) {
     text += str(", \"step_ms\": ", ms_text(report.seconds_of_ranks[i]));
   }

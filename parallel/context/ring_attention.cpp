@@ -9,6 +9,7 @@
 #include <ddp/context_parallel.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/sample_weight.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -106,6 +107,8 @@ class Shift {
  public:
   Shift(const at::Tensor& sent, const Ring& ring, int tag)
       : sent_(sent.contiguous()), received_(at::empty_like(sent_)) {
+    if (is_pretended()) received_.copy_(sent_);
+    const EqualMessages equal;
     works_.push_back(ddp::send_async(sent_, ring.next(), tag, ring.group));
     works_.push_back(ddp::recv_async(received_, ring.previous(), tag, ring.group));
   }

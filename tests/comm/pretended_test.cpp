@@ -10,6 +10,8 @@
 #include <ddp/process_group.h>
 #include <catch2/catch.hpp>
 
+#include <ddp/internal/pretended.h>
+
 #include "pretend/present_ranks.h"
 #include "support/error_of.h"
 
@@ -140,6 +142,12 @@ TEST_CASE(
   const auto group = group_of(1, 8);
   auto tensor = at::ones({1});
   send(tensor, 2, 0, group);
+  auto kept = at::full({1}, 3.0);
+  {
+    const EqualMessages equal;
+    recv(kept, 2, 0, group);
+  }
+  CHECK(values(kept) == Values{3});
   CHECK_THAT(
       error_of([&] { split_group(0, 0, group); }),
       Contains("split_group: expected ranks that are processes") && Contains("new_group(ranks)"));

@@ -80,7 +80,11 @@ const std::vector<Choice>& choices() {
         {"drawn_again", 1, "from_generator"},
         {"lines", 1, "lines"},
         {"packed", 1, "packed"},
-        {"tokens", 1, "packed_tokens"}}},
+        {"tokens", 1, "packed_tokens"},
+        {"tar", 1, "tar_shards"},
+        {"tar_views", 1, "tar_views TarView"}}},
+      {"stream_division", {{"by_sample"}, {"by_shard", 1, "ShardedStreamOptions.by_shard"}}},
+      {"stream_batches", {{"samples"}, {"whole", 1, "batched BatchedStream BatchedStream.next"}}},
       {"stream_order",
        {{"source"},
         {"shuffled", 2, "ShardedStreamOptions.shuffle_buffer ShardedStreamOptions.seed"}}},
@@ -318,6 +322,8 @@ const std::vector<Choice>& choices() {
       {"locale", {{"c", 2}, {"groups_digits"}}},
       {"wrapped_under", {{"grad", 2}, {"no_grad"}}},
       {"folder", {{"stays", 2}, {"changes"}}},
+      // Whether its ranks also run as processes that list their calls, and as pretended ranks.
+      {"calls", {{"made", 30}, {"listed"}}, 1, true},
   };
   return all;
 }
@@ -366,9 +372,11 @@ const std::vector<Need>& needs() {
       {"groups=reversed_later", "training=fsdp"},
       {"optimizer=muon",
        "layer=linear|residual|attention|in_place|embedding|strided|wide|coupling|weight_norm"},
-      {"stream_order=*", "batches=generator|drawn_again|lines|packed|tokens"},
-      {"stream_workers=*", "batches=generator|drawn_again|lines|packed|tokens"},
-      {"epochs=*", "batches=generator|drawn_again|lines|packed|tokens"},
+      {"stream_order=*", "batches=generator|drawn_again|lines|packed|tokens|tar|tar_views"},
+      {"stream_workers=*", "batches=generator|drawn_again|lines|packed|tokens|tar|tar_views"},
+      {"epochs=*", "batches=generator|drawn_again|lines|packed|tokens|tar|tar_views"},
+      {"stream_batches=*", "batches=generator|drawn_again|lines|packed|tokens|tar|tar_views"},
+      {"stream_division=*", "batches=lines|packed|tokens|tar|tar_views"},
   };
   return all;
 }
@@ -395,6 +403,13 @@ const std::vector<Rule>& rules() {
       {"batches=*", "rows=uneven|empty_rank", "", "reload=none"},
       {"batches=*", "join=default|by_active|optimizers", "", "reload=none"},
       {"batches=*", "change=rebound", "", "rows=even"},
+      // With whole files the ranks compare the ends of their parts, after equally many samples.
+      {"stream_division=*", "rows=uneven|empty_rank"},
+      {"stream_division=*", "join=default|by_active|optimizers"},
+      {"stream_division=*", "reload=one_rank|more_ranks", "", "training=!pipeline|averager|diloco"},
+      {"stream_division=*", "mesh=*", "", "reload=none|same"},
+      {"stream_batches=*", "rows=!even|one"},  // a batch is that of a step
+      {"stream_batches=*", "epochs=short", "", "training=!pipeline"},
       // A second optimizer steps what is no matrix, and no call knows of both.
       {"optimizer=muon", "training=pipeline|averager|diloco"},
       {"optimizer=muon", "stepping=in_backward"},
@@ -573,6 +588,13 @@ const std::vector<Rule>& rules() {
       {"nested=*", "output=*"},
       {"clip=*", "sharding=ignored"},
       {"reload=*", "sharding=ignored"},
+      // Other ranks have a part in what a rank calls there.
+      {"calls=*", "join=default|by_active|optimizers"},
+      {"calls=*", "scaler=one_rank"},
+      {"calls=*", "scaler=overflow", "", "rows=even|uneven|one"},
+      {"calls=*", "regions=pairs"},
+      {"calls=*", "exception=*"},
+      {"calls=*", "folder=changes"},  // each process has one
       {"also_average=*", "scaler=*"},
       {"also_average=*", "training=!ddp"},
       // Ranks that train by themselves, and dtypes.
@@ -653,6 +675,9 @@ const std::vector<Rule>& rules() {
       {"average=*", "units=no_root"},
       {"schedule_of_rate=*", "exception=*"},
       // What the documentation refuses.
+      {"stream_division=*", "reload=one_rank|more_ranks", "?as when it was saved"},
+      {"stream_division=*", "change=rebound",
+       "?the begin or the end of an epoch with by_shard(true)"},
       {"scaler=*", "training=zero1_overlap|zero2_overlap",
        "expected an optimizer that steps when it is told to"},
       {"reduction=SampleWeighted", "passes=!one",
@@ -727,6 +752,8 @@ const std::vector<Rule>& rules() {
       {"optimizer=lamb|muon", "training=zero2|zero2_overlap", "expected stage 1 of an optimizer"},
       {"optimizer=lamb", "training=fsdp", "ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ddp::optim::LAMB: expected whole parameters"},
+      // A stage without parameters.
+      {"optimizer=lamb", "stage=fsdp|fsdp_each", "?ended its part in the training"},
       {"optimizer=lamb", "resumed_as=fsdp", "?ddp::optim::LAMB: expected whole parameters"},
       {"optimizer=muon", "mesh=*", "?cut over one group, got", "training=!fsdp"},
       {"precision=bf16|half|bf16_reduced|reduce_bf16|bf16_buffers", "reduction=*",

@@ -122,7 +122,7 @@ class Collectives {
   at::Tensor sum() const { return all().reshape({ranks_, n_}).sum(0); }
   void check(const at::Tensor& got, const at::Tensor& expected) {
     TORCH_CHECK(
-        torch::allclose(got, expected, 1e-12, 1e-12), "a collective of ", n_,
+        run_.is_pretended || torch::allclose(got, expected, 1e-12, 1e-12), "a collective of ", n_,
         " elements gave other values than arithmetic on rank ", run_.self.rank);
   }
 

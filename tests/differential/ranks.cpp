@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ddp/internal/check.h>
 
+#include "differential/lists.h"
 #include "differential/rounding.h"
 #include "differential/run.h"
 #include "differential/worker.h"
@@ -282,6 +283,28 @@ std::map<std::string, double> reference_sums(const Program& program) {
       result[name.substr(prefix.size())] = checksum(value);
   }
   return result;
+}
+
+std::string run_as_process(const Program& program, const std::string& folder) {
+  const Surroundings surroundings(program);
+  std::optional<save_on_host> engine;
+  if (program.is("recompute", "saved_on_host")) engine.emplace();
+  at::set_num_threads(1);
+  return problem_of([&] {
+    init_process_group(ProcessGroupOptions()
+                           .backend(program.is("backend", "gloo") ? "gloo" : "shm")
+                           .timeout(std::chrono::seconds(8)));
+    const Rank self{get_rank(), get_world_size(), default_group(), nullptr};
+    Trace off;
+    {
+      RankRun run(program, self, 0, off);
+      run.is_process = true;
+      run.is_pretended = ::getenv("DDP_PRETEND") != nullptr;
+      run.folder = folder;
+      run.run();
+    }
+    destroy_process_group();
+  });
 }
 
 Outcome run_here(const Program& program, const std::string& trace) {

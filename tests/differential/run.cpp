@@ -307,8 +307,14 @@ void RankRun::run() {
     if (schedule)
       trace.say("checkpointer.add(\"schedule\", *schedule);"),
           checkpointer->add("schedule", *schedule);
-    if (batches)
-      trace.say("checkpointer.add(\"batches\", batches);"), checkpointer->add("batches", *batches);
+    with_batches([&](auto& batches) {
+      const bool is_own = program.is("stream_division", "by_shard");
+      trace.say(
+          is_own ? "checkpointer.add_per_rank(\"batches\", batches);"
+                 : "checkpointer.add(\"batches\", batches);");
+      is_own ? checkpointer->add_per_rank("batches", batches)
+             : checkpointer->add("batches", batches);
+    });
     if (average)
       trace.say("checkpointer.add(\"average\", average);"), checkpointer->add("average", *average);
     if (first_step > 0) {
@@ -556,10 +562,8 @@ void RankRun::change() {
       trace.say("std::vector<int> ranks(self.size); std::iota(ranks.begin(), ranks.end(), 0);");
       std::iota(ranks.begin(), ranks.end(), 0);
       DDP_DO(trace, model->rebind(new_group(ranks, self.group)));
-      if (this->batches) {
-        auto& batches = *this->batches;
-        DDP_DO(trace, batches.rebind(new_group(ranks, self.group)));
-      }
+      with_batches(
+          [&](auto& batches) { DDP_DO(trace, batches.rebind(new_group(ranks, self.group))); });
     }
     DDP_DO(trace, model->check_replicas());
     DDP_DO(trace, TORCH_CHECK(replicas_equal(*model, self.group)));
@@ -646,6 +650,8 @@ void RankRun::note_average() {
 }
 
 void RankRun::note_values(const std::string& when) {
+  // Where ranks send their parts to each other, which pretended ranks do not.
+  if (is_process && (pp.group || (label() == "fsdp" && program.has("precision")))) return;
   for (const auto& [name, value] : training->whole())
     note(record, when + " parameter " + name, value);
   for (const auto& item : net->named_buffers())

@@ -126,11 +126,19 @@ class RankRun {
   std::vector<std::shared_ptr<LRScheduler>> parts_of_schedule;
   std::unique_ptr<AveragedModel> average;
   std::unique_ptr<BatchStream<ShardedStream<at::Tensor>>> batches;  ///< where they come of a stream
+  std::unique_ptr<BatchStream<BatchesOfRows>> whole_batches;        ///< or of one of batches
+  template <typename Function>
+  void with_batches(Function function) {
+    if (batches) function(*batches);
+    if (whole_batches) function(*whole_batches);
+  }
   std::set<std::string> parameters;      ///< the names of all, also of those on other ranks
   std::set<std::string> parameters_cut;  ///< of layers of which other ranks have a part
   std::unique_ptr<GradScaler> scaler;
   bool hook_throws = false;  ///< the communication hook, in this step
   bool optimizer_throws = false;
+  bool is_process = false;    ///< that lists its calls, while other processes do, too
+  bool is_pretended = false;  ///< other ranks do not exist, so values mean nothing
 
   std::string label() const { return training_of(program, first_step); }
   int last_step() const {
@@ -157,6 +165,7 @@ class RankRun {
   void make_stream();
 
   std::unique_ptr<ShardedStream<at::Tensor>> stream_;
+  std::unique_ptr<BatchesOfRows> row_batches_;
   std::map<int, at::Tensor> losses_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,42 +23,92 @@ DDP_SOURCE(
     inline at::Tensor row_of(int64_t number) { return values(2000 + 7 * number, {8}); });
 
 DDP_SOURCE(
+    tar_entry,
+    /// A file in a tar file.
+    inline std::string tar_entry(const std::string& name, const std::string& bytes) {
+      std::string header(512, '\0');
+      const auto put = [&](size_t at, const std::string& text) {
+        header.replace(at, text.size(), text);
+      };
+      const auto octal = [](size_t value, int digits) {
+        std::string text;
+        for (int i = digits - 1; i >= 0; --i)
+          text.push_back(static_cast<char>('0' + (value >> (3 * i)) % 8));
+        return text;
+      };
+      put(0, name);
+      put(100, "0000644");
+      put(124, octal(bytes.size(), 11));
+      put(136, octal(0, 11));
+      put(148, "        0");  // the sum is made with spaces in its place; a plain file
+      put(257, "ustar");
+      put(263, "00");
+      size_t sum = 0;
+      for (const unsigned char one : header) sum += one;
+      put(148, octal(sum, 6) + std::string(1, '\0'));
+      return header + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
+    });
+
+DDP_SOURCE(
     stream_files,
-    /// Files of lines, or of tokens, with as many of them as `sizes` says: 0, 1, ...
-    inline std::vector<std::string> stream_files(const std::vector<int>& sizes, bool tokens) {
+    /// Files of lines, of tokens, or tar files, with as many of them as `sizes` says: 0, 1, ...
+    inline std::vector<std::string> stream_files(
+        const std::vector<int>& sizes, const std::string& kind) {
       static const TemporaryFolder folder;
       std::vector<std::string> files;
       int next = 0;
       for (const int size : sizes) {
         std::string text;
-        for (int i = 0; i < (tokens ? 2 * size + 1 : size); ++i, ++next) {
-          if (tokens) {
+        for (int i = 0; i < (kind == "tokens" ? 2 * size + 1 : size); ++i, ++next) {
+          const auto number = std::to_string(next);
+          if (kind == "tokens") {
             text.push_back(static_cast<char>(next % 256));
             text.push_back(static_cast<char>(next / 256));
+          } else if (kind == "tar") {
+            text += tar_entry(number + ".num", number);
+            text += tar_entry(number + ".more", std::string(static_cast<size_t>(next) % 700, 'x'));
           } else {
-            text += std::to_string(next) + "\n";
+            text += number + "\n";
           }
         }
-        const auto name = std::to_string(sizes[0]) + (tokens ? "t" : "l");
+        if (kind == "tar") text.append(1024, '\0');
+        const auto name = std::to_string(sizes[0]) + kind + std::to_string(sizes[1]) + "_";
         files.push_back(folder.write(name + std::to_string(files.size()), text));
       }
       return files;
     });
 
 DDP_SOURCE(
+    sizes_of,
+    /// Of files; where ranks have whole ones, each has some samples.
+    inline std::vector<int> sizes_of(bool short_epochs, bool by_shard) {
+      if (short_epochs) return {11, by_shard ? 5 : 0, 6, 4, 3};
+      return {130, by_shard ? 40 : 0, 170, 100, 100};
+    });
+
+DDP_SOURCE(
     files_of,
     /// They are written once, for all ranks read them.
-    inline const std::vector<std::string>& files_of(bool tokens, bool short_epochs) {
-      static const std::vector<std::vector<std::string>> all{
-          stream_files({130, 0, 170, 100, 100}, false), stream_files({11, 0, 6, 4, 3}, false),
-          stream_files({130, 0, 170, 100, 100}, true), stream_files({11, 0, 6, 4, 3}, true)};
-      return all[static_cast<size_t>((tokens ? 2 : 0) + (short_epochs ? 1 : 0))];
+    inline const std::vector<std::string>& files_of(
+        const std::string& kind, bool short_epochs, bool by_shard) {
+      static const auto all = [] {
+        std::map<std::string, std::vector<std::string>> files;
+        for (const std::string of : {"lines", "tokens", "tar"}) {
+          for (const int which : {0, 1, 2, 3})
+            files[of + std::to_string(which)] =
+                stream_files(sizes_of(which % 2 == 1, which >= 2), of);
+        }
+        return files;
+      }();
+      const int which = (by_shard ? 2 : 0) + (short_epochs ? 1 : 0);
+      return all.at(kind + std::to_string(which));
     });
 
 DDP_SOURCE(
     stream_source,
     /// Rows by the names of the program's choices.
-    inline StreamSource<at::Tensor> stream_source(const std::string& kind, bool short_epochs) {
+    inline StreamSource<at::Tensor> stream_source(
+        const std::string& kind, bool short_epochs, bool by_shard) {
       const int64_t count = short_epochs ? 24 : 500;
       const auto numbers_from = [count](int64_t first) {
         return [n = first, count]() mutable {
@@ -68,10 +119,27 @@ DDP_SOURCE(
       if (kind == "generator") return transform(from_generator(numbers_from), row);
       if (kind == "drawn_again")
         return transform(from_generator([numbers_from] { return numbers_from(0); }), row);
+      const bool is_tar = kind == "tar" || kind == "tar_views";
+      const auto& files = files_of(
+          is_tar             ? "tar"
+          : kind == "tokens" ? kind
+                             : "lines",
+          short_epochs, by_shard);
+      if (kind == "tar") {
+        return transform(tar_shards(files), [](const std::map<std::string, std::string>& sample) {
+          return row_of(std::stoll(sample.at("num")));
+        });
+      }
+      if (kind == "tar_views") {
+        return transform(tar_views(files), [](const TarView& sample) {
+          const auto& bytes = sample.files.at("num");
+          const auto* begin = static_cast<const char*>(bytes.const_data_ptr());
+          return row_of(std::stoll(std::string(begin, begin + bytes.numel())));
+        });
+      }
       const auto of_pair = [](const at::Tensor& pair) {
         return row_of(pair[0].item<int64_t>() * 1000 + pair[1].item<int64_t>());
       };
-      const auto& files = files_of(kind == "tokens", short_epochs);
       if (kind == "tokens") return transform(packed_tokens(files, 2), of_pair);
       if (kind == "lines")
         return transform(
@@ -94,6 +162,22 @@ DDP_SOURCE(
         result.push_back(row->unsqueeze(0));
       }
       return torch::cat(result);
+    });
+
+DDP_SOURCE(
+    stack_rows,
+    inline at::Tensor stack_rows(std::vector<at::Tensor> rows) { return torch::stack(rows); });
+DDP_SOURCE(
+    BatchesOfRows,
+    using BatchesOfRows = BatchedStream<at::Tensor, at::Tensor (*)(std::vector<at::Tensor>)>);
+DDP_SOURCE(
+    next_batch,
+    /// The same of a stream of batches that have as many rows.
+    inline at::Tensor next_rows(BatchStream<BatchesOfRows>& batches, int64_t rows) {
+      auto batch = batches.next();
+      TORCH_CHECK(batch, "the stream has ended");
+      TORCH_CHECK(batch->size(0) == rows, "a batch of ", batch->size(0), " rows");
+      return *batch;
     });
 
 /// Input and target of a batch.

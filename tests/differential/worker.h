@@ -13,7 +13,9 @@ namespace ddp::differential {
 /// What came of a program: "" where all agreed.
 struct Outcome {
   /// "values", "error", "silence" (a documented error that did not come), "late", "crash", "hang",
-  /// "invalid" (the program itself is wrong: LibTorch refuses it); "" for none.
+  /// "lists" (a pretended rank's calls are not the real rank's), "order" (of right calls, or a
+  /// mistake in them that is not found), "invalid" (the program itself is wrong: LibTorch refuses
+  /// it); "" for none.
   std::string kind;
   std::string text;
 };
@@ -28,7 +30,8 @@ std::string as_cpp(
     const Program& program, const std::vector<std::string>& trace, const Outcome& outcome);
 
 /// Runs programs in a child, one after the other; starts another child after a crash, after a hang,
-/// and after each hundred, because making the groups is a part of what is tested.
+/// and after each hundred, because making the groups is a part of what is tested. A program whose
+/// calls are listed runs in processes of its own, too.
 class Worker {
  public:
   Worker();
@@ -39,6 +42,8 @@ class Worker {
 
  private:
   struct Child;
+  Outcome run_on_threads(const Program& program, const std::string& trace);
+
   std::unique_ptr<Child> child_;
 };
 

@@ -1,4 +1,5 @@
 // Ranks that all get the same samples.
+#include <cstdlib>
 #include <string>
 
 #include <ddp/distributed_data_parallel.h>
@@ -62,6 +63,20 @@ TEST_CASE("inputs that are the same on all ranks are warned of, once", "[ranks][
   });
   CHECK(counts[0] == warnings);
   CHECK(counts[1] == 0);  // rank 0 says it
+}
+
+TEST_CASE("a pretended rank, which is alone, is not warned of its inputs", "[ddp][once]") {
+  ::setenv("DDP_PRETEND", "0", /*overwrite=*/1);
+  const Warnings collected;
+  DistributedDataParallel model(
+      make_linear(2), DistributedDataParallelOptions().process_group(make_process_group(
+                          ProcessGroupOptions().rank(0).world_size(2).backend("gloo"))));
+  for (int pass = 0; pass < 4; ++pass)
+    model->forward(draw_values({6, 2}, static_cast<uint64_t>(pass)).to(at::kFloat))
+        .sum()
+        .backward();
+  ::unsetenv("DDP_PRETEND");
+  CHECK(collected.count("got the same inputs on all 2 ranks") == 0);
 }
 
 TEST_CASE("inputs are compared again after refresh, and warned of once", "[ranks][ddp]") {

@@ -89,6 +89,25 @@ TEST_CASE("the report is a table", "[pure]") {
   CHECK_THAT(several, ContainsText("the calls of ranks 0, 5 of 16 meet, in one order\n"));
 }
 
+TEST_CASE("a rank that failed is named, and no call is missing after its end", "[pure]") {
+  std::vector<CallList> lists;
+  for (const int rank : {0, 1}) {
+    WrittenCalls calls(rank, 2);
+    const int group = calls.group("default_pg", "world", {0, 1});
+    calls.call_and_wait(group, "barrier", 0);
+    if (rank == 0) calls.call_and_wait(group, "barrier", 0);
+    auto text = calls.file();
+    if (rank == 1) text.replace(text.rfind("ok"), 2, "exit status 1");
+    lists.push_back(parse_call_list("list", text));
+  }
+  const auto report = make_report(lists, std::nullopt);
+  CHECK(report.faults.empty());
+  CHECK_THAT(text_of(report), ContainsText("; it ended by: exit status 1\n"));
+  CHECK_THAT(
+      json_of(report),
+      ContainsText("\"ended_by\": \"exit status 1\"") && !ContainsText("\"ended_by\": \"ok\""));
+}
+
 TEST_CASE("a step that cannot end has no time", "[pure]") {
   std::vector<CallList> lists;
   for (const int rank : {0, 1}) {

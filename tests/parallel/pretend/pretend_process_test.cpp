@@ -241,17 +241,35 @@ TEST_CASE("ranks of 1,024 train over every axis", "[pretend]") {
   CHECK(has_axis(" tp 160-175"));
 }
 
+namespace {
+
+/// Rank 7 of 16.
+Ended run_alone(const TemporaryFolder& folder, const std::string& mode) {
+  ProcessOptions options;
+  options.environment = {"RANK=7",        "WORLD_SIZE=16",
+                         "LOCAL_RANK=7",  "LOCAL_WORLD_SIZE=8",
+                         "DDP_PRETEND=7", "DDP_CALLS_DIR=" + folder.path()};
+  return Process({PRETEND_WORLD_PROGRAM, mode}, options).wait();
+}
+
+}  // namespace
+
+TEST_CASE("a list ends with the status of a process that failed", "[pretend][errors]") {
+  const TemporaryFolder folder;
+  const auto ended = run_alone(folder, "fails");
+  INFO(ended.out << ended.err);
+  CHECK(ended.code == 1);
+  CHECK(read_list(folder.path(), 7).end == "exit status 1");
+}
+
 TEST_CASE("a pretended rank names what it cannot know", "[pretend][errors]") {
   const TemporaryFolder folder;
-  Process process({PRETEND_WORLD_PROGRAM, "beyond"}, [&] {
-    ProcessOptions options;
-    options.environment = {"RANK=7",        "WORLD_SIZE=16",
-                           "LOCAL_RANK=7",  "LOCAL_WORLD_SIZE=8",
-                           "DDP_PRETEND=7", "DDP_CALLS_DIR=" + folder.path()};
-    return options;
-  }());
-  const auto ended = process.wait();
+  const auto ended = run_alone(folder, "beyond");
   INFO(ended.out << ended.err);
+  CHECK(
+      ended.out.find(
+          "load_full_state_dict: expected the dictionary on every rank of a pretended job") !=
+      std::string::npos);
   CHECK(ended.out.find("split_group: expected ranks that are processes") != std::string::npos);
   CHECK(
       ended.out.find(

@@ -1,10 +1,12 @@
 // A rank that trains for some steps, of a real job or of a pretended one, by the axes of its model:
-// pretend_world dp|zero|fsdp|tp|pp|3d|messages|all|beyond [STEPS [FOLDER]]
+// pretend_world dp|zero|fsdp|tp|pp|3d|messages|all|beyond|fails [STEPS [FOLDER]]
 //
 // messages  between ranks 2 and 5
 // all       1,024 ranks as 8 x 8 x 16, with what a program has beside its model; FOLDER: for a
 //           checkpoint, which must stay away
-// beyond    what a pretended rank refuses, each with its error
+// beyond    whole states of a layer that is cut, and what a pretended rank refuses, each with its
+//           error
+// fails     by an exception of its own, after a collective
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -15,6 +17,7 @@
 #include <unistd.h>
 
 #include <ddp/ddp.h>
+#include <ddp/full_state_dict.h>
 
 #include "support/error_of.h"
 
@@ -202,6 +205,15 @@ void try_what_is_refused() {
   const auto text_of = [](const std::function<void()>& body) {
     std::printf("%s\n", ddp::testing::error_of<c10::Error>(body).c_str());
   };
+  Mlp cut(ddp::default_group());
+  const auto whole = ddp::full_state_dict(*cut, ddp::get_rank());
+  const auto rows = 4 * kWidth / ddp::get_world_size(), first = rows * ddp::get_rank();
+  expect(whole["up.weight"].size(0) == 4 * kWidth, "the whole weight");
+  const auto own = whole["up.weight"].narrow(0, first, rows);
+  expect(own.equal(cut->up->weight), "this rank's part in its place");
+  ddp::load_full_state_dict(*cut, whole);
+  expect(own.equal(cut->up->weight), "the same after it was loaded");
+  text_of([&] { ddp::load_full_state_dict(*cut, torch::OrderedDict<std::string, at::Tensor>()); });
   text_of([] { ddp::split_group(ddp::get_rank() % 2); });
   auto tensor = torch::zeros({2});
   ddp::send(tensor, (ddp::get_rank() + 1) % ddp::get_world_size());  // it is dropped
@@ -245,6 +257,10 @@ void run(const std::string& axes, int64_t steps, const std::string& folder) {
     return train_grid(steps, ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}));
   }
   if (axes == "messages") return send_to_each_other();
+  if (axes == "fails") {
+    ddp::barrier();
+    throw std::runtime_error("the program's own failure");
+  }
   if (axes == "all") return train_with_all(steps, folder);
   try_what_is_refused();
 }

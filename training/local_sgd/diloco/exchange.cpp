@@ -8,6 +8,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/quantized_rows.h>
 
 namespace ddp {
@@ -49,6 +50,8 @@ void swap_rows(at::Tensor& rows, const at::Tensor& own, const ProcessGroup& lead
   const int self = leaders->getRank(), other = 1 - self;
   rows[self].copy_(own);
   auto received = rows[other];
+  if (is_pretended()) received.copy_(own);
+  const EqualMessages equal;
   const auto receiving = recv_async(received, other, kRowTag, leaders);
   const auto sending = send_async(own, other, kRowTag, leaders);
   receiving->wait();

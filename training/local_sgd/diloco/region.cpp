@@ -3,11 +3,12 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -96,6 +97,8 @@ void Region::await_leader(c10::function_ref<bool()> is_ready) const {
     if (is_leader_) {
       failure = exception_of([&] { state = is_ready() ? kReady : kPending; });
       if (failure) state = kFailed;
+    } else if (is_pretended()) {
+      state = kReady;  // stays where there is no leader
     }
     state = share_number(state);
   }
@@ -108,7 +111,8 @@ void Region::await_leader(c10::function_ref<bool()> is_ready) const {
 at::Tensor Region::share(const std::shared_future<at::Tensor>& mean, int64_t elements) const {
   await(mean);
   if (!local_) return mean.get();
-  auto values = is_leader_ ? mean.get().clone() : at::empty({elements}, at::kFloat);
+  // A pretended rank keeps them.
+  auto values = is_leader_ ? mean.get().clone() : at::zeros({elements}, at::kFloat);
   share_values(values);
   return values;
 }

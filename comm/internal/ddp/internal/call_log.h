@@ -25,7 +25,8 @@ struct Collective;
 ///
 /// There is one where DDP_CALLS_DIR was set when the process made its first group. It buffers
 /// lines, and writes them every 256 KiB and at the end of the process, whose line is the last one:
-/// a list without it is of a process that was killed.
+/// a list without it is of a process that was killed. That line is "ok" only where main() returned
+/// 0, or exit() got it, and no failure was set.
 ///
 /// Threads: all members.
 /// Cost without it: one load of a pointer for each call.
@@ -86,7 +87,7 @@ class DDP_API CallLog {
       int group, const char* kind, int dtype, int64_t bytes, int peer, int tag = -1);
   void write(const std::string& line);
   void flush();
-  void close() noexcept;
+  void close(int exit_status) noexcept;
 
   const OwnerProcess owner_{};
   const int64_t began_us_;
