@@ -12,5 +12,6 @@ void add_init_time(CLI::App& app);
 void add_inputs(CLI::App& app);
 void add_parameters(CLI::App& app);
 void add_reducer(CLI::App& app);
+void add_worlds(CLI::App& app);
 
 }  // namespace costs
