@@ -1,4 +1,5 @@
-// Measures what one rank does in a world of any size: `ddprun --pretend 1024 --rank 7 costs worlds`.
+// Measures what one rank does in a world of any size: `ddprun --pretend 1024 --rank 7 costs
+// worlds`.
 //
 // Prints a line of JSON for each operation: the median time, and the most memory that the process
 // took for it beside what it had before. worlds.py makes the table of benchmarks/WORLDS.md of it.
@@ -131,8 +132,9 @@ std::vector<WorldRow> rows_of_groups(int ranks) {
   add("new_group of all ranks", [ranks] { return group_of_every(1, ranks); });
   add("new_group of every second rank", [ranks] { return group_of_every(2, ranks); });
   add("init_device_mesh of 2 axes", [ranks] { return mesh({ranks / 8, 8}, {"dp", "tp"}); });
-  add("init_device_mesh of 3 axes",
-      [ranks] { return mesh({ranks / 16, 4, 4}, {"dp", "pp", "tp"}); });
+  add("init_device_mesh of 3 axes", [ranks] {
+    return mesh({ranks / 16, 4, 4}, {"dp", "pp", "tp"});
+  });
   add("all_gather_strings of 20 bytes", [] {
     ddp::all_gather_strings("twenty bytes of text");
     return nullptr;
