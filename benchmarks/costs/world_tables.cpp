@@ -95,8 +95,10 @@ class Change {
     machine_.on_exited(now(), slot, 100 + lost, "was killed");
     members_.erase(lost);
     follow();
-    const ddp::membership::Report report{number_, ++step_, 0, ddp::membership::Holding::Whole};
+    using ddp::membership::Holding;
+    const ddp::membership::Report report{number_, ++step_, 0, Holding::Whole, formed_};
     for (const auto& [connection, its_slot] : members_) say(connection, report);
+    (void)machine_.next_time();
     join(1 + members_.rbegin()->first, slot);
     enter();
   }
@@ -122,12 +124,12 @@ class Change {
       say(connection, ddp::membership::Met{number_});
       say(connection, ddp::membership::Entered{number_});
     }
+    (void)machine_.next_time();
   }
 
   void say(int connection, const ddp::membership::MemberMessage& message) {
     machine_.on_message(now(), connection, message);
     follow();
-    (void)machine_.next_time();  // as the coordinator asks before it waits for the next line
   }
 
   void follow() {
@@ -135,7 +137,9 @@ class Change {
       const auto* send = std::get_if<Membership::Send>(&order);
       if (send == nullptr) continue;
       if (const auto* form = std::get_if<ddp::membership::Form>(&send->message)) {
-        number_ = form->generation;
+        number_ = formed_ = form->generation;
+      } else if (const auto* change = std::get_if<ddp::membership::Reform>(&send->message)) {
+        number_ = formed_ = change->generation;
       } else if (const auto* gather = std::get_if<ddp::membership::Gather>(&send->message)) {
         number_ = gather->generation;
       }
@@ -145,6 +149,7 @@ class Change {
   Membership machine_;
   std::map<int, int> members_;  // connection and slot
   int64_t number_ = 0;
+  int64_t formed_ = 0;  // the generation whose form the members have
   int64_t step_ = 0;
 };
 

@@ -33,6 +33,7 @@ constexpr double kSecondsOfRow = 0.2;
 constexpr int64_t kUnits = 8;
 constexpr int64_t kWidth = 64;
 constexpr size_t kSamples = 1'000'000;
+constexpr int kMostThreads = 1024;
 
 /// A field of /proc/self/status in bytes.
 int64_t memory(const std::string& field) {
@@ -112,7 +113,8 @@ void measure_worlds(const std::string& only) {
   run_rows(rows_of_groups(ranks), ranks, only);
   const ddp::testing::TemporaryFolder folder;
   run_rows(rows_of_tables(ranks, folder.path()), ranks, only);
-  for (const auto& row : rows_of_store(ranks)) {
+  const auto of_store = ranks <= kMostThreads ? rows_of_store(ranks) : std::vector<StoreRow>();
+  for (const auto& row : of_store) {
     std::printf(
         "{\"what\": \"%s\", \"ranks\": %d, \"operations\": %lld, \"keys\": %lld}\n",
         row.what.c_str(), ranks, static_cast<long long>(row.operations),
