@@ -19,13 +19,15 @@ MEBIBYTE = 1 << 20
 INTRODUCTION = """# What grows with the number of ranks
 
 Of `python3 benchmarks/worlds.py build/release/bin`, which writes this page; [README.md](README.md) names the other
-benchmarks. One process is rank 7 of the world, [pretended](../docs/pretend.md): its collectives are answered at once, so
-a time is what one rank computes, and the memory what its tables take. No row may grow faster than the number of ranks.
+benchmarks. One process is rank 7 of the world, [pretended](../docs/pretend.md): its collectives are answered at once.
+So a time is what one rank computes, and the memory what its tables take. No row may grow faster than the number of ranks.
 
-Machine: {machine}. Times are the fastest tenth of the repetitions, in the fastest of {passes} processes.
+Machine: {machine}, beside much other work. Times are the fastest tenth of
+the repetitions, in the fastest of {passes} processes.
 
-`grows` is log4 of the ratio of the last two columns: 1 is linear, 2 quadratic, 0 constant. Where it is above 1, the
-tables no longer fit into a cache.
+`grows` is log4 of the ratio of the last two columns: 1 is linear, 2 quadratic, 0 constant. Other jobs and pages that
+the kernel clears make times of the last column too long: the memory is what shows that a row is linear, and from 256
+to 1,024 ranks the times nearly do, too.
 """
 
 STORE = """
