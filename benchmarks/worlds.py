@@ -20,7 +20,8 @@ INTRODUCTION = """# What grows with the number of ranks
 
 Of `python3 benchmarks/worlds.py build/release/bin`, which writes this page; [README.md](README.md) names the other
 benchmarks. One process is rank 7 of the world, [pretended](../docs/pretend.md): its collectives are answered at once.
-So a time is what one rank computes, and the memory what its tables take. No row may grow faster than the number of ranks.
+So a time is what one rank computes, and the memory what its tables take. No row may grow faster than the number
+of ranks.
 
 Machine: {machine}, beside much other work. Times are the fastest tenth of
 the repetitions, in the fastest of {passes} processes.
