@@ -23,12 +23,11 @@ benchmarks. One process is rank 7 of the world, [pretended](../docs/pretend.md):
 So a time is what one rank computes, and the memory what its tables take. No row may grow faster than the number
 of ranks.
 
-Machine: {machine}, beside much other work. Times are the fastest tenth of
-the repetitions, in the fastest of {passes} processes.
+Machine: {machine}. Times are those of the thread's processor,
+with memory that the process has already: the fastest tenth of the repetitions, in the fastest of {passes} processes, beside other work.
 
-`grows` is log4 of the ratio of the last two columns: 1 is linear, 2 quadratic, 0 constant. Other jobs and pages that
-the kernel clears make times of the last column too long: the memory is what shows that a row is linear, and from 256
-to 1,024 ranks the times nearly do, too.
+`grows` is log4 of the ratio of the last two columns: 1 is linear, 2 quadratic, 0 constant. Where it is a little above
+1, the tables no longer fit into a cache.
 """
 
 STORE = """
@@ -60,6 +59,8 @@ connections whenever any has a line, which is linear each time.
 
 MENDED = """
 ## Mended by this table
+
+Times before are of a clock, with the pages that the kernel cleared.
 
 | | ranks | before | after |
 |---|---|---|---|
