@@ -13,5 +13,6 @@ void add_inputs(CLI::App& app);
 void add_parameters(CLI::App& app);
 void add_reducer(CLI::App& app);
 void add_vote(CLI::App& app);
+void add_worlds(CLI::App& app);
 
 }  // namespace costs

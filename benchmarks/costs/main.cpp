@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   for (const auto add :
        {costs::add_all_reduce, costs::add_groups, costs::add_init_time, costs::add_inputs,
-        costs::add_parameters, costs::add_reducer, costs::add_vote}) {
+        costs::add_parameters, costs::add_reducer, costs::add_vote, costs::add_worlds}) {
     add(app);
   }
   at::set_num_threads(1);

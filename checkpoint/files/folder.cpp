@@ -144,7 +144,10 @@ Manifest read_manifest(const std::string& folder, int64_t step) {
 }
 
 void check_file(const std::string& folder, const Manifest& manifest, const std::string& name) {
-  const auto* known = manifest.find(name);
+  check_file(folder, manifest.find(name), name);
+}
+
+void check_file(const std::string& folder, const ManifestFile* known, const std::string& name) {
   if (known == nullptr) {
     throw DamagedCheckpoint(ddp::str(folder, " has no ", name, " in its ", kManifestName));
   }

@@ -55,5 +55,7 @@ Manifest read_manifest(const std::string& folder, int64_t step);
 ///
 /// \throws DamagedCheckpoint  it differs, or the manifest lacks it. c10::Error  it cannot be read.
 void check_file(const std::string& folder, const Manifest& manifest, const std::string& name);
+/// The same with what the manifest has of the file; null: nothing.
+void check_file(const std::string& folder, const ManifestFile* known, const std::string& name);
 
 }  // namespace ddp

@@ -110,9 +110,6 @@ void check_whole(const IndexedTensor& tensor) {
     found += numel(box.box.size);
     boxes.push_back(&box.box);
   }
-  std::sort(boxes.begin(), boxes.end(), [](const TensorBox* a, const TensorBox* b) {
-    return a->offset < b->offset;
-  });
   if (const auto both = find_overlap(boxes)) {
     throw std::invalid_argument(
         "expected each element in one box, got " + box_text(both->common) + " in two");

@@ -1,6 +1,7 @@
 #include "shards/box.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ddp/internal/text.h>
 
@@ -18,17 +19,80 @@ std::optional<TensorBox> intersection(const TensorBox& a, const TensorBox& b) {
   return common;
 }
 
-std::optional<Overlap> find_overlap(const std::vector<const TensorBox*>& boxes) {
-  // A box that begins after another one's rows shares none with it, nor do those after it.
-  const auto is_past = [](const TensorBox& box, const TensorBox& other) {
-    return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
-  };
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    for (size_t j = i + 1; j < boxes.size() && !is_past(*boxes[i], *boxes[j]); ++j) {
-      if (auto common = intersection(*boxes[i], *boxes[j])) return Overlap{i, j, *common};
+namespace {
+
+/// Looks for two boxes that overlap. Planes that no box crosses divide the boxes until each pair of
+/// the rest has to be compared: cuts of a tensor over ranks lie in a grid, so none is left.
+class OverlapSearch {
+ public:
+  explicit OverlapSearch(const std::vector<const TensorBox*>& boxes) : boxes_(boxes) {}
+
+  std::optional<Overlap> run() {
+    std::vector<size_t> all;
+    for (size_t i = 0; i < boxes_.size(); ++i) {
+      const auto& size = boxes_[i]->size;
+      if (std::find(size.begin(), size.end(), 0) == size.end()) all.push_back(i);
     }
+    return search(std::move(all), 0, 0);
   }
-  return std::nullopt;
+
+  int64_t compared() const { return compared_; }
+
+ private:
+  /// \param dim  along which planes are tried next. \param in_vain  dimensions before it, in a row.
+  std::optional<Overlap> search(std::vector<size_t> some, size_t dim, size_t in_vain) {
+    constexpr size_t kFew = 4;
+    const size_t dims = boxes_.front()->size.size();
+    if (some.size() <= kFew || in_vain == dims) return compare_pairs(std::move(some));
+    auto groups = divided(std::move(some), dim);
+    const size_t next = (dim + 1) % dims;
+    if (groups.size() == 1) return search(std::move(groups.front()), next, in_vain + 1);
+    for (auto& group : groups) {
+      if (auto overlap = search(std::move(group), next, 0)) return overlap;
+    }
+    return std::nullopt;
+  }
+
+  std::vector<std::vector<size_t>> divided(std::vector<size_t> some, size_t dim) const {
+    std::sort(some.begin(), some.end(), [&](size_t a, size_t b) {
+      return boxes_[a]->offset[dim] < boxes_[b]->offset[dim];
+    });
+    std::vector<std::vector<size_t>> groups;
+    int64_t end = 0;  // of all boxes of the last group
+    for (const size_t i : some) {
+      const auto& box = *boxes_[i];
+      if (groups.empty() || box.offset[dim] >= end) groups.emplace_back();
+      groups.back().push_back(i);
+      end = std::max(end, box.offset[dim] + box.size[dim]);
+    }
+    return groups;
+  }
+
+  std::optional<Overlap> compare_pairs(std::vector<size_t> some) {
+    std::sort(some.begin(), some.end());
+    for (size_t i = 0; i < some.size(); ++i) {
+      for (size_t j = i + 1; j < some.size(); ++j) {
+        ++compared_;
+        if (auto common = intersection(*boxes_[some[i]], *boxes_[some[j]])) {
+          return Overlap{some[i], some[j], *std::move(common)};
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  const std::vector<const TensorBox*>& boxes_;
+  int64_t compared_ = 0;
+};
+
+}  // namespace
+
+std::optional<Overlap> find_overlap(const std::vector<const TensorBox*>& boxes, int64_t* compared) {
+  if (boxes.empty()) return std::nullopt;
+  OverlapSearch search(boxes);
+  auto overlap = search.run();
+  if (compared != nullptr) *compared = search.compared();
+  return overlap;
 }
 
 std::vector<ElementRun> runs_of(const TensorBox& part, const TensorBox& whole) {

@@ -22,8 +22,11 @@ struct Overlap {
 
 /// Returns two boxes of one tensor that overlap; nothing where none do.
 ///
-/// \param boxes  in the order of their offsets.
-std::optional<Overlap> find_overlap(const std::vector<const TensorBox*>& boxes);
+/// \param compared  becomes the number of pairs that were compared; null: none asks.
+///
+/// Cost: n log n for n boxes of a grid, and for those that planes divide.
+std::optional<Overlap> find_overlap(
+    const std::vector<const TensorBox*>& boxes, int64_t* compared = nullptr);
 
 /// Elements that follow each other in memory.
 struct ElementRun {

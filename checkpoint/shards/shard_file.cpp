@@ -58,14 +58,14 @@ ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
   }
 }
 
-void ShardFile::read_bytes(
-    const at::Tensor& recorded, int64_t first, int64_t count, void* to) const {
+void ShardFile::read_bytes(const at::Tensor& recorded, int64_t first, int64_t count, void* to) {
   const auto begin = begin_of_storage_.at(recorded.storage().unsafeGetStorageImpl());
   const auto at =
       begin + static_cast<size_t>(recorded.storage_offset() + first) * recorded.itemsize();
   const auto bytes = static_cast<size_t>(count) * recorded.itemsize();
   size_t got = 0;
   try {
+    if (!is_open()) file_ = std::make_shared<caffe2::serialize::FileAdapter>(path_);
     got = file_->read(at, to, bytes);
   } catch (const std::exception& error) {
     DDP_CHECK(false, path_, ": ", text_of(error));
@@ -75,7 +75,7 @@ void ShardFile::read_bytes(
 
 // A tensor whose elements are not row by row, as Python writes a transposed one: reads the range
 // with all of them.
-at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const TensorBox& part) const {
+at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const TensorBox& part) {
   int64_t count = 1;
   for (int64_t d = 0; d < recorded.dim(); ++d) count += (recorded.size(d) - 1) * recorded.stride(d);
   const auto memory = at::empty({count}, recorded.scalar_type());

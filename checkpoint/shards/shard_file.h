@@ -27,9 +27,13 @@ class ShardFile {
   at::Tensor read(
       const std::string& key, at::ScalarType dtype, const TensorBox& whole, const TensorBox& part);
 
+  bool is_open() const { return file_ != nullptr; }
+  /// Gives the descriptor back. read() opens the file again, whose dictionary stays known.
+  void close() { file_.reset(); }
+
  private:
-  void read_bytes(const at::Tensor& recorded, int64_t first, int64_t count, void* to) const;
-  at::Tensor read_strided(const at::Tensor& recorded, const TensorBox& part) const;
+  void read_bytes(const at::Tensor& recorded, int64_t first, int64_t count, void* to);
+  at::Tensor read_strided(const at::Tensor& recorded, const TensorBox& part);
 
   const std::string path_;
   std::shared_ptr<caffe2::serialize::FileAdapter> file_;

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +37,9 @@ class ShardReader {
   /// \throws DamagedCheckpoint  a file differs from the manifest.
   void read();
 
+  /// How many dictionaries of files were read: each file's once, however often it is open.
+  size_t dictionaries_read() const { return known_.size(); }
+
  private:
   struct Range {
     const IndexedBox* from = nullptr;
@@ -43,14 +47,16 @@ class ShardReader {
     at::Tensor into;
   };
 
-  ShardFile& open(const std::string& file);
+  ShardFile& known(const std::string& file);
+  void make_room();
 
-  const Manifest& manifest_;
   const ShardIndex& index_;
   const std::string folder_;
   std::map<std::string, std::vector<Range>> by_file_;
   std::set<std::string> checked_;
-  std::map<std::string, ShardFile> opened_;
+  std::unordered_map<std::string, const ManifestFile*> in_manifest_;
+  std::map<std::string, ShardFile> known_;
+  std::vector<ShardFile*> open_;  // with a descriptor
 };
 
 }  // namespace ddp

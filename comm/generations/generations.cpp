@@ -10,6 +10,7 @@
 #include <limits>
 #include <mutex>
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,7 @@ membership::Holding holding_of(HeldState::Kind kind) {
 
 GenerationForm form_of(const Member& member) {
   const auto& told = member.form();
+  const std::unordered_set<membership::ProcessId> sources(told.sources.begin(), told.sources.end());
   GenerationForm form;
   form.number = told.generation;
   form.applied = told.applied;
@@ -136,9 +138,7 @@ GenerationForm form_of(const Member& member) {
     form.slots.push_back(place.slot);
     form.processes.push_back(place.id);
     if (place.id == member.id()) form.rank = static_cast<int>(rank);
-    const auto& sources = told.sources;
-    const bool is_source = contains(sources, place.id);
-    if (is_source) form.sources.push_back(static_cast<int>(rank));
+    if (sources.count(place.id) > 0) form.sources.push_back(static_cast<int>(rank));
   }
   return form;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ddp/internal/membership/reform.h>
+
 namespace ddp::membership {
 
 namespace {
@@ -108,6 +110,10 @@ void Member::take(Time /*now*/, const Form& form) {
   stage_ = Stage::Placed;
 }
 
+void Member::take(Time now, const Reform& change) {
+  if (const auto form = apply(change, form_)) take(now, *form);
+}
+
 void Member::take(Time /*now*/, const Store& store) {
   if (stage_ == Stage::Placed && store.generation == generation_) store_ = store.address;
 }
@@ -168,7 +174,7 @@ void Member::ready() {
 void Member::report(int64_t generation, int64_t applied, int64_t turns, Holding holding) {
   if (stage_ != Stage::Asked || generation != generation_) return;
   stage_ = Stage::Reported;
-  report_ = {generation, applied, turns, holding};
+  report_ = {generation, applied, turns, holding, form_.generation};
   send(report_);
 }
 

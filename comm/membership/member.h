@@ -93,6 +93,7 @@ class Member {
   void take(Time now, const Change& change);
   void take(Time now, const Gather& gather);
   void take(Time now, const Form& form);
+  void take(Time now, const Reform& change);
   void take(Time now, const Store& store);
   void take(Time now, const Fenced& fenced);
   void take(Time now, const membership::End& end);

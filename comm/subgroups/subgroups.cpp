@@ -1,11 +1,14 @@
 #include "subgroups/subgroups.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
@@ -14,12 +17,25 @@
 #include "group/monitored_group.h"
 
 namespace ddp {
+
+/// Each rank gets the text of all: long ones would be quadratic in the number of ranks.
+std::string member_list_text(const std::vector<int>& ranks) {
+  constexpr size_t kMostWhole = 64;
+  constexpr std::ptrdiff_t kEnds = 4;
+  if (ranks.size() <= kMostWhole) return '[' + joined_by(", ", ranks) + ']';
+  const std::string_view bytes(
+      reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof(int));
+  const std::vector<int> first(ranks.begin(), ranks.begin() + kEnds);
+  const std::vector<int> last(ranks.end() - kEnds, ranks.end());
+  return ddp::str(
+      '[', joined_by(", ", first), ", ..., ", joined_by(", ", last), "] (", ranks.size(),
+      " ranks, hash ", fnv1a(bytes), ')');
+}
+
 namespace {
 
-std::string list_text(const std::vector<int>& ranks) { return '[' + joined_by(", ", ranks) + ']'; }
-
 void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& parent) {
-  const auto text = list_text(sorted);
+  const auto text = member_list_text(sorted);
   const auto place = on_rank_text(parent);
   const int world_size = parent.getSize();
   DDP_CHECK_VALUE(
@@ -114,7 +130,7 @@ std::vector<ProcessGroup> connect_subgroups(
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
     auto recipe = parent_group.recipe();
     if (own == ranks.end()) {
-      sit_out_group(recipe, deadline, group.kind + " " + list_text(ranks), parent);
+      sit_out_group(recipe, deadline, group.kind + " " + member_list_text(ranks), parent);
       return {};
     }
     // Else that of the parent's mesh, which is this rank's place in the job, too.
@@ -133,8 +149,8 @@ std::vector<ProcessGroup> connect_subgroups(
     const auto key = key_of_all + group.key;
     return connect_group(
         recipe, deadline, bounded(parent->getStore())->with_prefix(key),
-        static_cast<int>(own - ranks.begin()), group.kind + " " + list_text(recipe.world_ranks),
-        key, parent, ranks);
+        static_cast<int>(own - ranks.begin()),
+        group.kind + " " + member_list_text(recipe.world_ranks), key, parent, ranks);
   };
   try {
     exchange_texts(call, parent, [&] {
@@ -167,7 +183,7 @@ ProcessGroup new_group(
         timeout.count(), " ms ", on_rank_text(*parent),
         ". Give what a collective may take, such as std::chrono::minutes(10).");
     const bool is_own = timeout != parent_group.recipe().timeout;
-    return list_text(sorted) + (is_own ? ddp::str(" and ", timeout.count(), " ms") : "");
+    return member_list_text(sorted) + (is_own ? ddp::str(" and ", timeout.count(), " ms") : "");
   });
   Subgroup group{sorted, ""};
   group.timeout = std::min(timeout, Deadline::kLongest);

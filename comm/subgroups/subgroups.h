@@ -25,6 +25,10 @@ struct Subgroup {
   bool is_of_hosts = false;  // over Gloo, and not over the parent's backends
 };
 
+/// "[0, 2, 3]"; of more than 64 ranks the first and last ones, their number, and a hash: differs
+/// where the ranks do.
+std::string member_list_text(const std::vector<int>& ranks);
+
 /// \throws c10::Error  unless this library made the group.
 MonitoredGroup& made_here(const char* call, const ProcessGroup& parent);
 

@@ -360,7 +360,9 @@ void Job::apply_orders() {
   if (!membership_ || state_ == State::Over) return;
   for (const auto& order : membership_->take_orders()) {
     if (const auto* send = std::get_if<Membership::Send>(&order)) {
-      if (std::holds_alternative<membership::Form>(send->message)) send_reachable_address(send->to);
+      const bool forms = std::holds_alternative<membership::Form>(send->message) ||
+                         std::holds_alternative<membership::Reform>(send->message);
+      if (forms) send_reachable_address(send->to);
       wires_.send(send->to, line_of(send->message));
     } else if (const auto* close = std::get_if<Membership::Close>(&order)) {
       members_.erase(close->connection);

@@ -1,6 +1,9 @@
 // The coordinator's decisions after an event; see membership.cpp.
 #include <algorithm>
+#include <set>
+#include <utility>
 
+#include <ddp/internal/membership/reform.h>
 #include <ddp/internal/text.h>
 
 #include "launch/membership/membership.h"
@@ -25,7 +28,7 @@ std::string members_text(const std::vector<Place>& places) {
 
 /// Ends a member's connection, and its process where a launcher can kill it.
 void Membership::drop_member(Time now, Connection connection, const std::string& why) {
-  const Peer peer = peers_.at(connection);
+  const Peer peer = *peers_.at(connection);
   peers_.erase(connection);
   orders_.push_back(Send{connection, Fenced{{why}}});
   orders_.push_back(Close{connection});
@@ -46,12 +49,12 @@ void Membership::drop_member(Time now, Connection connection, const std::string&
 
 /// Ends a member that left, with exit code 0.
 void Membership::let_go(Connection connection) {
-  const auto peer = peers_.find(connection);
-  finished_.insert({peer->second.place.slot, peer->second.pid});
-  left_.insert(peer->second.place.id);
+  const Peer* peer = peers_.at(connection);
+  finished_.insert({peer->place.slot, peer->pid});
+  left_.insert(peer->place.id);
   orders_.push_back(Send{connection, End{0, {"this process left"}}});
   orders_.push_back(Close{connection});
-  peers_.erase(peer);
+  peers_.erase(connection);
 }
 
 /// Starts all processes again where no generation was entered: no state exists to continue from.
@@ -67,7 +70,7 @@ void Membership::gather(Time now, const std::string& why) {
   why_ = why;
   for (auto& [connection, peer] : peers_) {
     if (!is_member(peer)) continue;
-    peer.stage = Stage::Asked;
+    peers_.set_stage(peer, Stage::Asked);
     peer.asked = now;
     orders_.push_back(Send{connection, Gather{state_.number, {why}}});
   }
@@ -94,7 +97,7 @@ void Membership::proceed(Time now) {
 /// coordinator cannot have a majority, too.
 void Membership::resume(Time now) {
   const auto all = static_cast<int>(state_.members.size());
-  const int back = count(Stage::Back);
+  const int back = peers_.count(Stage::Back);
   const bool may_decide = back == all || (2 * back > all && now >= since_ + limits_.lost_after);
   if (!may_decide) {
     if (now < since_ + limits_.wait) return;
@@ -107,7 +110,7 @@ void Membership::resume(Time now) {
   for (auto& [connection, peer] : peers_) {
     if (peer.stage != Stage::Back) continue;
     all_train = all_train && peer.was_training;
-    peer.stage = peer.back_as;
+    peers_.set_stage(peer, peer.back_as);
     if (peer.stage == Stage::Paused) paused_since_ = now;
     if (peer.stage == Stage::Done) done_since_ = now;
   }
@@ -116,12 +119,25 @@ void Membership::resume(Time now) {
   }
   phase_ = Phase::Running;
   since_ = now;
+  change_may_be_due_ = true;
   state_.established = true;
   proceed(now);
 }
 
+/// Before the first generation all wait for as many as are wanted: each that comes asks no more.
+bool Membership::waits_for_first_ranks(Time now) const {
+  const int ready = peers_.count(Stage::Ready);
+  return state_.formed == 0 && peers_.count(Stage::Reported) == 0 && ready > 0 &&
+         ready < wanted_ranks() && now - waits_since_.value_or(now) < limits_.wait;
+}
+
+int Membership::wanted_ranks() const {
+  return state_.formed == 0 && limits_.first_ranks > 0 ? limits_.first_ranks : limits_.max_ranks;
+}
+
 void Membership::try_to_form(Time now) {
-  if (count(Stage::Asked) > 0 || !dying_.empty() || awaits_connection()) return;
+  if (waits_for_first_ranks(now)) return;
+  if (peers_.count(Stage::Asked) > 0 || !dying_.empty() || awaits_connection()) return;
   const auto sources = best_sources();
   const bool first = state_.formed == 0;
   if (!first && sources.empty() && !may_go_without_sources()) return go_without_sources();
@@ -137,15 +153,14 @@ void Membership::try_to_form(Time now) {
         1, str("expected at least ", limits_.min_ranks, " ranks within ",
                seconds_text(limits_.wait), ", got ", ranks));
   }
-  const int wanted = first && limits_.first_ranks > 0 ? limits_.first_ranks : limits_.max_ranks;
-  if (ranks < wanted && waited < (first ? limits_.wait : limits_.hold)) return;
+  if (ranks < wanted_ranks() && waited < (first ? limits_.wait : limits_.hold)) return;
   form(now, chosen, best_sources());
 }
 
 /// Where no generation was entered, members begin with the state of the start. One of them is of
 /// the generation before, which cannot train without it.
 bool Membership::may_go_without_sources() const {
-  return !launched_ && !state_.established && count(Stage::Reported) > 0;
+  return !launched_ && !state_.established && peers_.count(Stage::Reported) > 0;
 }
 
 void Membership::go_without_sources() {
@@ -165,9 +180,9 @@ bool Membership::let_leavers_go(const std::vector<Peer*>& sources) {
   }
   std::vector<Connection> leavers;
   for (const auto& [connection, peer] : peers_) {
+    if (!peer.leaves || peer.stage != Stage::Reported) continue;
     const bool is_source = std::find(sources.begin(), sources.end(), &peer) != sources.end();
-    const bool is_needed = anybody_stays && !can_do_without && is_source;
-    if (peer.leaves && peer.stage == Stage::Reported && !is_needed) leavers.push_back(connection);
+    if (!is_source || !anybody_stays || can_do_without) leavers.push_back(connection);
   }
   for (const Connection connection : leavers) let_go(connection);
   return anybody_stays || leavers.empty();
@@ -188,22 +203,38 @@ void Membership::form(
   if (state_.formed == 0) ++state_.number;
   form.generation = state_.number;
   joined_.clear();
+  const std::set<const Peer*> have_state(sources.begin(), sources.end());
   for (Peer* peer : members) {
     form.members.push_back(peer->place);
+    if (have_state.count(peer) > 0) form.sources.push_back(peer->place.id);
     if (peer->stage == Stage::Ready) joined_ += str(joined_.empty() ? "" : ", ", peer->place.slot);
-    peer->stage = Stage::Placed;
+    peers_.set_stage(*peer, Stage::Placed);
     peer->announced = false;
     peer->accused_by.clear();
   }
-  for (const Peer* source : sources) form.sources.push_back(source->place.id);
-  form_ = form;
+  const Form before = std::exchange(form_, form);
   store_.clear();
   state_.formed = form.generation;
   state_.members = form.members;
   remember();
   phase_ = Phase::Entering;
   since_ = now;
-  for (const Peer* peer : members) orders_.push_back(Send{peer->connection, form});
+  send_form(members, before);
+}
+
+/// Tells members that have the form before only what has changed: to tell each of n members all n
+/// is 50 MB for 1,024.
+void Membership::send_form(const std::vector<Peer*>& members, const Form& before) {
+  const auto change = change_of(before, form_);
+  for (const Peer* peer : members) {
+    const bool has_it = before.generation > 0 && peer->report.generation == form_.generation &&
+                        peer->report.form == before.generation;
+    if (has_it) {
+      orders_.push_back(Send{peer->connection, change});
+    } else {
+      orders_.push_back(Send{peer->connection, form_});
+    }
+  }
 }
 
 bool Membership::is_third_loss_of(int64_t step) {
@@ -227,7 +258,8 @@ bool Membership::is_meeting_hopeless(const std::string& why) {
 }
 
 void Membership::check_entered(Time now) {
-  const int entered = count(Stage::Training) + count(Stage::Paused) + count(Stage::Done);
+  const int entered =
+      peers_.count(Stage::Training) + peers_.count(Stage::Paused) + peers_.count(Stage::Done);
   if (entered < static_cast<int>(state_.members.size())) return;
   phase_ = Phase::Running;
   failed_meetings_ = 0;
@@ -235,14 +267,15 @@ void Membership::check_entered(Time now) {
   if (begins) remember();
   say_generation(now, begins);
   since_ = now;
+  change_may_be_due_ = true;
   waits_since_.reset();
   first_throw_.clear();
   proceed(now);  // some may be done, or pause already
 }
 
 void Membership::check_pauses(Time now) {
-  const int paused = count(Stage::Paused);
-  const bool all = paused + count(Stage::Done) == members();
+  const int paused = peers_.count(Stage::Paused);
+  const bool all = paused + peers_.count(Stage::Done) == peers_.members();
   // A member that had begun its next step before Change arrived waits in that step for the paused
   // members, and repeats the step.
   if (paused > 0 && (all || now >= *paused_since_ + limits_.pause)) {
@@ -253,8 +286,8 @@ void Membership::check_pauses(Time now) {
 
 /// \return whether all members are done.
 bool Membership::end_if_done() {
-  const int done = count(Stage::Done);
-  if (done == 0 || done < members()) return false;
+  const int done = peers_.count(Stage::Done);
+  if (done == 0 || done < peers_.members()) return false;
   for (const auto& [connection, peer] : peers_) {
     if (is_member(peer)) finished_.insert({peer.place.slot, peer.pid});
     orders_.push_back(Send{connection, End{0, {"the job is done"}}});
@@ -265,8 +298,9 @@ bool Membership::end_if_done() {
 
 /// Sends Change to the members once for each process that waits or leaves.
 void Membership::ask_for_change() {
+  if (!std::exchange(change_may_be_due_, false)) return;
   bool due = false;
-  const bool has_room = members() < limits_.max_ranks;
+  const bool has_room = peers_.members() < limits_.max_ranks;
   for (auto& [connection, peer] : peers_) {
     const bool wants = peer.leaves || (peer.stage == Stage::Ready && has_room);
     due = due || (wants && !std::exchange(peer.announced, true));
@@ -312,18 +346,7 @@ void Membership::say_generation(Time now, bool begins) {
   orders_.push_back(Say{text + " (" + seconds_text(now - waits_since_.value_or(since_)) + ")"});
 }
 
-int Membership::count(Stage stage) const {
-  return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [&](const auto& entry) {
-    return entry.second.stage == stage;
-  }));
-}
-
-int Membership::members() const {
-  return static_cast<int>(std::count_if(
-      peers_.begin(), peers_.end(), [](const auto& entry) { return is_member(entry.second); }));
-}
-
-std::vector<Membership::Peer*> Membership::best_sources() {
+std::vector<Peer*> Membership::best_sources() {
   std::vector<Peer*> best;
   const auto order = [](const Peer& peer) {
     return std::make_pair(peer.report.applied, peer.report.turns);
@@ -338,7 +361,7 @@ std::vector<Membership::Peer*> Membership::best_sources() {
 }
 
 /// Chooses members that reported first, then waiting processes; returns them in the order of slots.
-std::vector<Membership::Peer*> Membership::candidates() {
+std::vector<Peer*> Membership::candidates() {
   std::vector<Peer*> chosen;
   for (auto& [connection, peer] : peers_) {
     if (peer.stage == Stage::Reported || peer.stage == Stage::Ready) chosen.push_back(&peer);
@@ -355,19 +378,6 @@ std::vector<Membership::Peer*> Membership::candidates() {
   return chosen;
 }
 
-Membership::Peer* Membership::find(ProcessId id) {
-  const auto found = std::find_if(peers_.begin(), peers_.end(), [id](const auto& entry) {
-    return entry.second.place.id == id;
-  });
-  return found == peers_.end() ? nullptr : &found->second;
-}
-
-bool Membership::slot_is_free(int slot) const {
-  return std::none_of(peers_.begin(), peers_.end(), [slot](const auto& entry) {
-    return entry.second.place.slot == slot;
-  });
-}
-
 /// While members are expected back, their slots are theirs.
 int Membership::free_slot() const {
   const auto is_kept = [this](int slot) {
@@ -377,7 +387,7 @@ int Membership::free_slot() const {
            });
   };
   int slot = 0;
-  while (!slot_is_free(slot) || is_kept(slot)) ++slot;
+  while (peers_.has_slot(slot) || is_kept(slot)) ++slot;
   return slot;
 }
 
@@ -388,7 +398,7 @@ Membership::Time Membership::report_limit(const Peer& peer) const {
   };
   // The first accusation stops the others, so that they make none of their own.
   const bool is_last = accusers > 0 && std::all_of(peers_.begin(), peers_.end(), waits_for_accused);
-  const bool hangs = is_last || 2 * accusers >= std::max(1, members() - 1);
+  const bool hangs = is_last || 2 * accusers >= std::max(1, peers_.members() - 1);
   return peer.asked + (hangs ? std::min(limits_.accused, limits_.report) : limits_.report);
 }
 

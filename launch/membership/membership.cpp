@@ -36,18 +36,17 @@ Membership::Membership(const MembershipLimits& limits, Time now, std::optional<R
 void Membership::on_message(Time now, Connection from, const MemberMessage& message) {
   pass_until(now);
   if (phase_ == Phase::Over) return;
-  const auto found = peers_.find(from);
-  const bool is_known = found != peers_.end();
+  Peer* known = peers_.at(from);
   const auto introduced = introduced_by(message);
   // The line was read before its connection was closed.
-  if (is_known && found->second.away_since) return orders_.push_back(Close{from});
-  if (is_known && introduced && *introduced != found->second.place.id) {
-    return refuse_second_process(now, found->second);
+  if (known != nullptr && known->away_since) return orders_.push_back(Close{from});
+  if (known != nullptr && introduced && *introduced != known->place.id) {
+    return refuse_second_process(now, *known);
   }
   if (const auto* hello = std::get_if<Hello>(&message)) return take(now, from, *hello);
   if (const auto* back = std::get_if<Back>(&message)) return take(now, from, *back);
-  if (!is_known) return orders_.push_back(Close{from});
-  Peer& peer = found->second;
+  if (known == nullptr) return orders_.push_back(Close{from});
+  Peer& peer = *known;
   peer.heard = now;
   std::visit(
       [&](const auto& line) {
@@ -59,12 +58,12 @@ void Membership::on_message(Time now, Connection from, const MemberMessage& mess
 }
 
 void Membership::take(Time now, Connection from, const Hello& hello) {
-  if (Peer* known = find(hello.id)) return take_again(now, *known, from, hello);
+  if (Peer* known = peers_.find(hello.id)) return take_again(now, *known, from, hello);
   if (dropped_.count(hello.id) > 0) return refuse(from, Fenced{{without_it()}});
   if (left_.count(hello.id) > 0) return refuse(from, End{0, {"this process left"}});
   const int slot = hello.slot < 0 ? free_slot() : hello.slot;
   if (!make_way(now, slot)) return;
-  if (!slot_is_free(slot)) {
+  if (peers_.has_slot(slot)) {
     const auto text = str("slot ", slot, ": expected one process, got a second one. End the first");
     return refuse(from, End{2, {text}});
   }
@@ -74,8 +73,8 @@ void Membership::take(Time now, Connection from, const Hello& hello) {
   peer.host = hello.host;
   peer.connection = from;
   peer.heard = now;
-  peers_[from] = peer;
   greet(peer);
+  peers_.add(std::move(peer));
 }
 
 std::string Membership::without_it() const {
@@ -94,7 +93,7 @@ void Membership::take(Time now, Connection from, const Back& back) {
   if (back.generation == 0) {  // it has no state that could be an old one
     return take(now, from, Hello{back.token, back.id, back.slot, back.pid, back.host});
   }
-  if (Peer* known = find(back.id)) {
+  if (Peer* known = peers_.find(back.id)) {
     Peer& peer = move(now, *known, from);
     if (phase_ != Phase::Returning) return repeat_to(peer);
     peers_.erase(from);  // it says anew where it stands
@@ -104,7 +103,7 @@ void Membership::take(Time now, Connection from, const Back& back) {
   const Place place = {back.id, back.slot};
   const auto& members = state_.members;
   const bool was_member = std::find(members.begin(), members.end(), place) != members.end();
-  if (phase_ != Phase::Returning || !was_member || !slot_is_free(back.slot)) {
+  if (phase_ != Phase::Returning || !was_member || peers_.has_slot(back.slot)) {
     const auto text =
         state_.formed == 0
             ? std::string("the coordinator was started again without what --state keeps")
@@ -119,7 +118,7 @@ void Membership::take(Time now, Connection from, const Back& back) {
   peer.heard = now;
   peer.stage = Stage::Back;
   peer.was_training = back.trains && back.generation == state_.formed;
-  peers_[from] = peer;
+  peers_.add(std::move(peer));
   state_.number = std::max(state_.number, back.generation);
   proceed(now);
 }
@@ -130,13 +129,14 @@ void Membership::take(Time /*now*/, Peer& peer, const Alive& alive) {
 
 void Membership::take(Time now, Peer& peer, const Waits& /*waits*/) {
   if (peer.stage != Stage::Preparing) return;
-  peer.stage = Stage::Ready;
+  peers_.set_stage(peer, Stage::Ready);
+  change_may_be_due_ = true;
   if (!waits_since_) waits_since_ = now;
   proceed(now);
 }
 
 void Membership::take(Time now, Peer& peer, const Leaves& /*leaves*/) {
-  peer.leaves = true;
+  peer.leaves = change_may_be_due_ = true;
   if (peer.stage < Stage::Back) return let_go(peer.connection);
   proceed(now);
 }
@@ -144,14 +144,14 @@ void Membership::take(Time now, Peer& peer, const Leaves& /*leaves*/) {
 void Membership::take(Time now, Peer& peer, const Done& /*done*/) {
   if (peer.stage == Stage::Back) peer.back_as = Stage::Done;
   if (peer.stage != Stage::Training && peer.stage != Stage::Paused) return;
-  peer.stage = Stage::Done;
+  peers_.set_stage(peer, Stage::Done);
   if (!done_since_) done_since_ = now;
   proceed(now);
 }
 
 void Membership::take(Time now, Peer& peer, const Report& report) {
   if (peer.stage != Stage::Asked || report.generation != state_.number) return;
-  peer.stage = Stage::Reported;
+  peers_.set_stage(peer, Stage::Reported);
   peer.report = report;
   proceed(now);
 }
@@ -168,7 +168,7 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
 /// One that is away as well has ended, and is not waited for.
 void Membership::accuse(Time now, ProcessId by, const std::vector<ProcessId>& accused) {
   for (const ProcessId id : accused) {
-    Peer* peer = find(id);
+    Peer* peer = peers_.find(id);
     if (peer == nullptr || id == by) continue;
     peer->accused_by.insert(by);
     if (peer->away_since) drop_member(now, peer->connection, closed_text(*peer));
@@ -197,46 +197,45 @@ void Membership::take(Time /*now*/, Peer& peer, const Store& store) {
 }
 
 void Membership::take(Time /*now*/, Peer& peer, const Met& met) {
-  if (peer.stage == Stage::Placed && met.generation == state_.formed) peer.stage = Stage::Met;
+  const bool meets = peer.stage == Stage::Placed && met.generation == state_.formed;
+  if (meets) peers_.set_stage(peer, Stage::Met);
 }
 
 void Membership::take(Time now, Peer& peer, const Entered& entered) {
   if (entered.generation != state_.formed) return;
-  if (peer.stage == Stage::Placed || peer.stage == Stage::Met) peer.stage = Stage::Training;
+  const bool enters = peer.stage == Stage::Placed || peer.stage == Stage::Met;
+  if (enters) peers_.set_stage(peer, Stage::Training);
   proceed(now);
 }
 
 void Membership::take(Time now, Peer& peer, const Pauses& pauses) {
   if (peer.stage == Stage::Back) peer.back_as = Stage::Paused;
   if (peer.stage != Stage::Training || pauses.generation != state_.formed) return;
-  peer.stage = Stage::Paused;
+  peers_.set_stage(peer, Stage::Paused);
   if (!paused_since_) paused_since_ = now;
   proceed(now);
 }
 
 void Membership::on_closed(Time now, Connection connection) {
   pass_until(now);
-  const auto peer = peers_.find(connection);
-  if (phase_ != Phase::Over && peer != peers_.end()) peer->second.away_since = now;
+  Peer* peer = peers_.at(connection);
+  if (phase_ != Phase::Over && peer != nullptr) peer->away_since = now;
 }
 
 void Membership::on_exited(Time now, int slot, int pid, const std::string& how) {
   pass_until(now);
   dying_.erase({slot, pid});
   if (phase_ == Phase::Over) return;
-  for (auto& [connection, peer] : peers_) {
-    if (peer.place.slot != slot || peer.pid != pid) continue;
-    peer.pid = 0;
-    return drop_member(now, connection, str("rank ", slot, " ", how));
-  }
-  proceed(now);
+  Peer* peer = peers_.holder_of(slot);
+  if (peer == nullptr || peer->pid != pid) return proceed(now);
+  peer->pid = 0;
+  drop_member(now, peer->connection, str("rank ", slot, " ", how));
 }
 
 void Membership::on_leave_wanted(Time now, int slot) {
   pass_until(now);
-  for (auto& [connection, peer] : peers_) {
-    if (phase_ != Phase::Over && peer.place.slot == slot) return take(now, peer, Leaves{});
-  }
+  Peer* peer = peers_.holder_of(slot);
+  if (phase_ != Phase::Over && peer != nullptr) take(now, *peer, Leaves{});
 }
 
 void Membership::on_time(Time now) {
@@ -244,23 +243,23 @@ void Membership::on_time(Time now) {
   look_by_ = now + kLookEvery;
   std::map<Connection, std::string> lost;
   for (const auto& [connection, peer] : peers_) {
-    const auto rank = rank_with_pid(peer.place.slot, peer.pid);
+    const auto rank = [&one = peer] { return rank_with_pid(one.place.slot, one.pid); };
     if (now >= peer.heard + limits_.lost_after) {
-      lost[connection] = rank + " is silent for " + seconds_text(limits_.lost_after);
+      lost[connection] = rank() + " is silent for " + seconds_text(limits_.lost_after);
     } else if (peer.away_since && now >= *peer.away_since + limits_.back) {
       lost[connection] = closed_text(peer);
     } else if (peer.stage == Stage::Asked && now >= report_limit(peer)) {
-      lost[connection] = rank + " is alive, but its training does not stop";
+      lost[connection] = rank() + " is alive, but its training does not stop";
     } else if (peer.stage == Stage::Placed && now >= since_ + limits_.entry) {
-      lost[connection] = rank + " has not met the others within " + seconds_text(limits_.entry);
+      lost[connection] = rank() + " has not met the others within " + seconds_text(limits_.entry);
     } else if (
         done_since_ && is_member(peer) && peer.stage != Stage::Done &&
         now >= *done_since_ + limits_.wait) {
-      lost[connection] = rank + " trains on, while others are done";
+      lost[connection] = rank() + " trains on, while others are done";
     }
   }
   for (const auto& [connection, why] : lost) {
-    if (peers_.count(connection) == 0 || phase_ == Phase::Over) continue;
+    if (peers_.at(connection) == nullptr || phase_ == Phase::Over) continue;
     orders_.push_back(Say{why});
     drop_member(now, connection, why);
   }

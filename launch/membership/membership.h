@@ -12,6 +12,8 @@
 
 #include <ddp/internal/membership/lines.h>
 
+#include "launch/membership/peers.h"
+
 namespace ddp::launch {
 
 using membership::CoordinatorMessage;
@@ -122,29 +124,13 @@ class Membership {
   /// Whether a generation was entered by all: a process that fails is then replaced.
   bool established() const { return state_.established; }
   int64_t generation() const { return state_.formed; }
+  const Peers& peers() const { return peers_; }
   /// Whether this process was let go, or the job was done with it: it should end by itself.
   bool has_finished(int slot, int pid) const { return finished_.count({slot, pid}) > 0; }
 
  private:
   enum class Phase { Returning, Gathering, Entering, Running, Over };
   using Stage = membership::Stage;
-  struct Peer {
-    Place place;
-    int pid = 0;
-    std::string host;
-    Connection connection = 0;
-    Time heard{0};
-    std::optional<Time> away_since;  // its connection ended
-    Stage stage = Stage::Preparing;
-    bool leaves = false;
-    bool announced = false;            // Change was sent to the members for it
-    bool was_training = false;         // when it sent `back`
-    Stage back_as = Stage::Training;   // Paused or Done, by its lines after `back`
-    Time asked{0};                     // when it was asked to report
-    membership::Report report;         // its last
-    std::set<ProcessId> accused_by{};  // members whose group failed because of it
-  };
-  using Peers = std::map<Connection, Peer>;
   /// How often a step was lost: a step that no attempt gets through ends the job.
   struct Repeats {
     bool in_step = false;  // the generation that is being gathered lost a member while it trained
@@ -188,6 +174,7 @@ class Membership {
   void go_without_sources();
   bool let_leavers_go(const std::vector<Peer*>& sources);
   void form(Time now, const std::vector<Peer*>& members, const std::vector<Peer*>& sources);
+  void send_form(const std::vector<Peer*>& members, const membership::Form& before);
   bool is_third_loss_of(int64_t step);
   bool is_meeting_hopeless(const std::string& why);
   void check_entered(Time now);
@@ -201,13 +188,10 @@ class Membership {
   void send_to_members(const CoordinatorMessage& message);
   void say_generation(Time now, bool begins);
 
-  static bool is_member(const Peer& peer) { return peer.stage >= Stage::Asked; }
-  int count(Stage stage) const;
-  int members() const;
+  bool waits_for_first_ranks(Time now) const;
+  int wanted_ranks() const;
   std::vector<Peer*> best_sources();
   std::vector<Peer*> candidates();
-  Peer* find(ProcessId id);
-  bool slot_is_free(int slot) const;
   int free_slot() const;
   Time report_limit(const Peer& peer) const;
 
@@ -222,6 +206,7 @@ class Membership {
   std::optional<Time> done_since_;    // the first member
   Remembered state_;
   Peers peers_;
+  bool change_may_be_due_ = false;             // a process has come or wants to leave
   std::map<std::pair<int, int>, Time> dying_;  // by slot and pid: killed, and not reaped yet
   std::set<std::pair<int, int>> finished_;     // slot and pid
   std::set<ProcessId> dropped_;                // members whose old lines may still come

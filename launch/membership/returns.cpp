@@ -53,16 +53,12 @@ void Membership::take_again(Time now, Peer& known, Connection from, const Hello&
 }
 
 /// \param to  its own connection, or one of no other process.
-Membership::Peer& Membership::move(Time now, Peer& known, Connection to) {
+Peer& Membership::move(Time now, Peer& known, Connection to) {
   known.heard = now;
   if (known.connection == to) return known;
   if (!known.away_since) orders_.push_back(Close{known.connection});
-  auto entry = peers_.extract(known.connection);
-  entry.key() = to;
-  Peer& peer = entry.mapped();
-  peer.connection = to;
+  Peer& peer = peers_.move(known, to);
   peer.away_since.reset();
-  peers_.insert(std::move(entry));
   return peer;
 }
 
@@ -86,20 +82,19 @@ void Membership::repeat_to(const Peer& peer) {
     say(form_);
     if (!store_.empty()) say(Store{state_.formed, store_});
   }
+  if (!is_member(peer) || phase_ != Phase::Running) return;
   const bool change_is_due = std::any_of(
       peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second.announced; });
-  if (is_member(peer) && phase_ == Phase::Running && change_is_due) say(Change{});
+  if (change_is_due) say(Change{});
 }
 
 /// Lets go of a process that is away where another one comes for its slot.
 ///
 /// \return false when the job is over by that.
 bool Membership::make_way(Time now, int slot) {
-  const auto holder = std::find_if(peers_.begin(), peers_.end(), [slot](const auto& entry) {
-    return entry.second.place.slot == slot && entry.second.away_since;
-  });
-  if (holder == peers_.end()) return true;
-  drop_member(now, holder->first, closed_text(holder->second));
+  const Peer* holder = peers_.holder_of(slot);
+  if (holder == nullptr || !holder->away_since) return true;
+  drop_member(now, holder->connection, closed_text(*holder));
   return phase_ != Phase::Over;
 }
 

@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/text.h>
 
+#include "comm/subgroups/subgroups.h"
 #include "support/foreign_locale.h"
 
 #include "support/catch.h"
@@ -61,6 +62,21 @@ TEST_CASE("packed texts are unpacked unchanged", "[text][pure]") {
 
 }  // namespace
 }  // namespace ddp
+
+TEST_CASE(
+    "the list of a large group's ranks is short, and that of no other group", "[comm][pure]") {
+  CHECK(ddp::member_list_text({0, 2, 5}) == "[0, 2, 5]");
+  std::vector<int> ranks;
+  for (int rank = 0; rank < 100'000; ++rank) ranks.push_back(rank);
+  const auto all = ddp::member_list_text(ranks);
+  CHECK(all.size() < 120);
+  CHECK(all.find("[0, 1, 2, 3, ..., 99996, 99997, 99998, 99999] (100000 ranks, hash ") == 0);
+  ranks.erase(ranks.begin() + 50'000);
+  ranks.push_back(ranks.back());
+  const auto other = ddp::member_list_text(ranks);
+  ranks[50'000] = 50'000;
+  CHECK(ddp::member_list_text(ranks) != other);
+}
 
 TEST_CASE("JSON strings are escaped", "[comm][pure]") {
   CHECK(ddp::json_text("a\"b\\c\nd") == R"("a\"b\\c\u000ad")");

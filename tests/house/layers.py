@@ -37,6 +37,7 @@ FOLDER_OF = {
     "random_streams": "base",
     "rank_list": "base",
     "ranges": "base",
+    "reform": "membership",
     "start_thread": "base",
     "text": "base",
     "variables": "base",

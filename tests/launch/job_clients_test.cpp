@@ -49,7 +49,7 @@ struct TrainingJob {
     forget();
   }
   void go_on(const std::vector<int>& members, const std::string& generation) {
-    for (const int member : members) job.say(member, "report " + generation + " 7 0 1");
+    for (const int member : members) job.say(member, "report " + generation + " 7 0 1 0");
     enter(members, generation);
   }
   /// Rank 3's process is gone, and its host is asked for another one.
@@ -82,8 +82,8 @@ TEST_CASE("a client stays what its first line says, and no line of another kind 
   // Rank 0's process.
   const Lines launchers_lines = {
       "started 0 99", "exited 0 10 9 0 exited with code 9", "gone", "signal 2", "notice 10", "bye"};
-  const Lines members_lines = {"alive",     "waits", "report 1 5 0 1", "lost 1 - why",
-                               "threw 5 x", "met 1", "entered 1",      "pauses 1",
+  const Lines members_lines = {"alive",     "waits", "report 1 5 0 1 0", "lost 1 - why",
+                               "threw 5 x", "met 1", "entered 1",        "pauses 1",
                                "leaves",    "done",  "store 1 h:1"};
   const Lines others = {"", "GET / HTTP/1.1", "host", "hello t", "hello other 30 1 30 h"};
   std::map<std::string, std::map<std::string, std::string>> expected;
@@ -182,7 +182,7 @@ TEST_CASE("a rank that says hello after SIGTERM to its host leaves at once", "[p
   CHECK(job.to(2).empty());
 
   for (const int member : {10, 11, 12}) job.say(member, "pauses 2");
-  for (const int member : {10, 11, 12}) job.say(member, "report 3 8 0 1");
+  for (const int member : {10, 11, 12}) job.say(member, "report 3 8 0 1 0");
   CHECK(job.to(12).back() == let_go.front());
   training.enter({10, 11}, "3");
   job.say(2, "exited 2 12 0 1 exited with code 0");
@@ -201,7 +201,7 @@ TEST_CASE("a rank of a host that left and came back stays", "[pure]") {
   Told& job = training.job;
   job.say(2, "signal 15");
   for (const int member : {10, 11, 12, 13}) job.say(member, "pauses 1");
-  for (const int member : {10, 11, 12, 13}) job.say(member, "report 2 8 0 1");
+  for (const int member : {10, 11, 12, 13}) job.say(member, "report 2 8 0 1 0");
   training.enter({10, 11}, "2");
   for (const int rank : {2, 3}) {
     job.say(2, "exited " + std::to_string(rank) + " 1" + std::to_string(rank) + " 0 1 exited");

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/membership/reform.h>
+
 #include "launch/membership/membership.h"
 
 namespace ddp::testing {
@@ -45,7 +47,7 @@ class Job {
   }
   void report(const std::vector<int>& processes, int64_t applied) {
     for (const int process : processes) {
-      say(process, Report{gather.generation, applied, 0, Holding::Whole});
+      say(process, Report{gather.generation, applied, 0, Holding::Whole, form.generation});
     }
   }
   void begin(int ranks) {
@@ -108,6 +110,7 @@ class Job {
   End end;        // the last one
   int changes = 0;
   int forms = 0;
+  int reforms = 0;
   std::vector<int> fenced, let_go, killed, closed, stores;  // connections, and pids
   std::optional<Membership::Finish> finish;
   bool again = false;
@@ -118,7 +121,11 @@ class Job {
     for (const auto& order : machine_.take_orders()) {
       if (const auto* send = std::get_if<Membership::Send>(&order)) {
         if (const auto* one = std::get_if<Form>(&send->message)) form = *one;
+        if (const auto* one = std::get_if<Reform>(&send->message)) {
+          if (const auto next = apply(*one, form)) form = *next;
+        }
         forms += std::holds_alternative<Form>(send->message);
+        reforms += std::holds_alternative<Reform>(send->message);
         if (const auto* one = std::get_if<Gather>(&send->message)) gather = *one;
         if (const auto* one = std::get_if<You>(&send->message)) you = *one;
         if (std::holds_alternative<Change>(send->message)) ++changes;

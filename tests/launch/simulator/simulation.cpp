@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/internal/membership/reform.h>
 #include <ddp/internal/text.h>
 
 #include "launch/membership/membership.h"
@@ -222,6 +223,7 @@ class Simulation {
 
   void obey_order(const Membership::Send& send) {
     if (const auto* form = std::get_if<Form>(&send.message)) check_form(*form);
+    if (const auto* change = std::get_if<Reform>(&send.message)) check_reform(*change);
     const bool costs = std::holds_alternative<Fenced>(send.message) ||
                        std::holds_alternative<Gather>(send.message);
     if (costs && has_begun()) ++lost_;
@@ -266,12 +268,26 @@ class Simulation {
     network_.begin_again();
     training_.begin_again();
     remembered_.reset();
+    checked_form_ = 0;
     begin();
+  }
+
+  void check_reform(const Reform& change) {
+    if (change.generation != form_.generation) {
+      const auto form = apply(change, form_);
+      expect(form.has_value(), "a change is one of the last form");
+      check_form(*form);
+    }
   }
 
   void check_form(const Form& form) {
     expect(remembered_ && remembered_->formed == form.generation, "a generation is remembered");
-    if (form.generation == checked_form_) return;
+    if (form.generation == checked_form_) {
+      return expect(
+          line_of(CoordinatorMessage(form)) == line_of(CoordinatorMessage(form_)),
+          "all are told one form");
+    }
+    form_ = form;
     expect(form.generation > newest_formed_ || started_again_, "generations grow");
     newest_formed_ = checked_form_ = form.generation;
     expect(static_cast<int>(form.members.size()) >= limits_.min_ranks, "the minimum is kept");
@@ -370,6 +386,7 @@ class Simulation {
   // the checks
   int64_t newest_formed_ = 0;
   int64_t checked_form_ = 0;
+  Form form_;  // that one
   int lost_ = 0;
   int stops_ = 0;
 };

@@ -81,11 +81,13 @@ struct Alive {};
 /// Ready to be let in.
 struct Waits {};
 /// Answers `gather`. `turns` orders members with equal `applied`: a turn that is over counts.
+/// `form`: the generation of the last `form` that the member has; 0: none.
 struct Report {
   int64_t generation = 0;
   int64_t applied = 0;
   int64_t turns = 0;
   Holding holding = Holding::None;
+  int64_t form = 0;
 };
 /// The group of the generation failed. `accused`: the processes that are to blame, as far as it is
 /// known.
@@ -143,6 +145,18 @@ struct Form {
   std::vector<Place> members;
   std::vector<ProcessId> sources;
 };
+/// The same for a member that has the form of `base`: what differs. `gone`: members of it that are
+/// none any more; `added`: new ones; `without_state`: the members that are no sources.
+struct Reform {
+  int64_t generation = 0;
+  int64_t applied = 0;
+  int64_t turns = 0;
+  int64_t base = 0;
+  bool from_start = false;  // there are no sources
+  std::vector<ProcessId> gone;
+  std::vector<Place> added;
+  std::vector<ProcessId> without_state;
+};
 struct Fenced {
   Text why;
 };
@@ -163,7 +177,7 @@ struct Store {
 using MemberMessage = std::variant<
     Hello, Back, Alive, Waits, Report, Lost, Threw, Store, Met, Entered, Pauses, Leaves, Done>;
 using CoordinatorMessage =
-    std::variant<You, Alive, Reached, Change, Gather, Form, Store, Fenced, End>;
+    std::variant<You, Alive, Reached, Change, Gather, Form, Reform, Store, Fenced, End>;
 
 namespace lines_detail {
 
@@ -176,7 +190,8 @@ DDP_MEMBERSHIP_LINE(
     Back, "back", line.token, line.id, line.slot, line.pid, line.host, line.generation, line.trains)
 DDP_MEMBERSHIP_LINE(Alive, "alive")
 DDP_MEMBERSHIP_LINE(Waits, "waits")
-DDP_MEMBERSHIP_LINE(Report, "report", line.generation, line.applied, line.turns, line.holding)
+DDP_MEMBERSHIP_LINE(
+    Report, "report", line.generation, line.applied, line.turns, line.holding, line.form)
 DDP_MEMBERSHIP_LINE(Lost, "lost", line.generation, line.accused, line.why)
 DDP_MEMBERSHIP_LINE(Threw, "threw", line.applied, line.why)
 DDP_MEMBERSHIP_LINE(Store, "store", line.generation, line.address)
@@ -191,6 +206,9 @@ DDP_MEMBERSHIP_LINE(Change, "change")
 DDP_MEMBERSHIP_LINE(Gather, "gather", line.generation, line.why)
 DDP_MEMBERSHIP_LINE(
     Form, "form", line.generation, line.applied, line.turns, line.members, line.sources)
+DDP_MEMBERSHIP_LINE(
+    Reform, "reform", line.generation, line.applied, line.turns, line.base, line.from_start,
+    line.gone, line.added, line.without_state)
 DDP_MEMBERSHIP_LINE(Fenced, "fenced", line.why)
 DDP_MEMBERSHIP_LINE(End, "end", line.code, line.why)
 #undef DDP_MEMBERSHIP_LINE
