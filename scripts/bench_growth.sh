@@ -152,8 +152,8 @@ measure_ranks() {
 
 setup_programs=(costs)
 measure_setup() {
-  local with_peer=2,4,8,16 alone=32,64 runs=3
-  [[ $quick == no ]] || with_peer=2,4 alone=8 runs=1
+  local with_peer=2,4,8,16 alone=32,64 spawned=(16 64 128 256) runs=3 ranks
+  [[ $quick == no ]] || with_peer=2,4 alone=8 spawned=(4 8) runs=1
   if [[ $python == find ]]; then
     python=$("$root/scripts/python_with_torch.sh") || python=""
   fi
@@ -163,6 +163,10 @@ measure_setup() {
   "${setup[@]}" --ranks "$with_peer" --python "$python" >"$results/setup/few.jsonl"
   say "setup/many.jsonl"
   "${setup[@]}" --ranks "$alone" --python "" >"$results/setup/many.jsonl"
+  say "setup/spawned.jsonl"
+  for ranks in "${spawned[@]}"; do
+    "$bin/costs" init_time --spawn "$ranks" --runs "$runs"
+  done >"$results/setup/spawned.jsonl"
 }
 
 links_programs=(ddp_bench ddp_plan costs)

@@ -50,8 +50,15 @@ SETUP = """## Setting up
 
 Seconds to make a group with a first barrier, and from there to wrap a model of 8 parameters and 1 MiB
 with another barrier: of the slowest rank, median of some runs. All ranks are processes of this host,
-which have loaded LibTorch before. Where 5 s come up, a name look-up of LibTorch's TCPStore timed out
-(see [README.md](README.md))."""
+which have loaded LibTorch before."""
+
+SPAWNED = """### More ranks than a host has memory for
+
+LibTorch for CUDA fills 177 MB of memory that no other process shares before `main()` (see
+[README.md](README.md)). Ranks that [`spawn`](../docs/launching.md#in-one-program) makes are copies of
+one process, and share it. Over shared memory; a step is a forward and a backward pass with a barrier.
+MB are what each rank adds once it has made a step: memory that only it has, with its page tables, and
+the same by what the host had available before and has then."""
 
 LINKS = """## Two hosts
 
@@ -221,9 +228,10 @@ def add_ranks(page, results):
 
 
 def add_setup(page, results):
-    lines = read_lines(results / "setup")
-    if not lines:
+    all_lines = read_lines(results / "setup")
+    if not all_lines:
         return
+    lines = [record for record in all_lines if "own_mb" not in record]
     page.text(SETUP)
     kinds = list(dict.fromkeys(record["kind"] for record in lines))
     times = {(r["kind"], r["ranks"]): r for r in lines}
@@ -250,6 +258,20 @@ def add_setup(page, results):
     rows = [[str(w)] + [cell for kind in kinds for cell in cells(kind, w)] for w in worlds]
     columns = ["ranks"] + [name for kind in kinds for name in (f"{kind}, s", "wrap, s")]
     page.text(tables.table(columns, rows))
+    add_spawned(page, [record for record in all_lines if "own_mb" in record])
+
+
+def add_spawned(page, lines):
+    if not lines:
+        return
+    page.text(SPAWNED)
+    rows = [
+        [str(r["ranks"])]
+        + [f"{r[part]:.3f}" for part in ("init_s", "wrap_s", "step_s")]
+        + [f"{r[part]:.1f}" for part in ("own_mb", "host_mb")]
+        for r in sorted(lines, key=lambda record: record["ranks"])
+    ]
+    page.text(tables.table(["ranks", "group, s", "wrap, s", "step, s", "own, MB", "host, MB"], rows))
 
 
 def over_none(row):

@@ -19,7 +19,6 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/environment.h"
 #include "base/executor.h"
@@ -28,6 +27,7 @@
 #include "group/monitored_group.h"
 #include "membership/member_link.h"
 #include "monitor/job_monitor.h"
+#include "store/tcp_store.h"
 
 namespace ddp {
 
@@ -87,9 +87,10 @@ c10::intrusive_ptr<c10d::Store> open_generation_store(
     options.port = port_of(listener.get());
     options.masterListenFd = listener.release();
   }
-  auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+  auto store = open_tcp_store(host, options);
   const bool is_ipv6 = host.find(':') != std::string::npos;
-  address = (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(store->getPort());
+  address =
+      (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(tcp_store_of(*store)->getPort());
   return store;
 }
 

@@ -26,6 +26,7 @@
 #include "monitor/liveness_socket.h"
 #include "pretend/pretend_backend.h"
 #include "rendezvous/rendezvous.h"
+#include "store/exchange.h"
 #include "store/startup_barrier.h"
 
 namespace ddp {
@@ -106,19 +107,19 @@ std::shared_ptr<JobMonitor> start_job_monitor(
 
 /// Counts the lower ranks of this host, where no launcher gave a local rank.
 ///
-/// All ranks say where they are, for others may have no local rank.
+/// All ranks say where they are, and rank 0 collects it, for others may have no local rank.
 std::optional<int> count_on_host(
     const Rendezvous& met, const BoundedStorePtr& store, const std::optional<Setting>& local_rank) {
   const auto identity = host_identity();
   std::vector<std::string> keys;
-  for (int rank = 0; rank <= met.rank; ++rank) keys.push_back(ddp::str("host/", rank));
-  store->set(keys.back(), {identity.begin(), identity.end()});
-  if (local_rank || identity.empty()) return std::nullopt;
-  int lower = -1;  // without this rank
-  for (const auto& other : store->multiGet(keys)) {
-    if (std::string(other.begin(), other.end()) == identity) ++lower;
+  for (int rank = 0; rank < met.world_size; ++rank) keys.push_back(ddp::str("host/", rank));
+  if (local_rank && met.rank != 0) {
+    store->set(keys[static_cast<size_t>(met.rank)], {identity.begin(), identity.end()});
+    return std::nullopt;
   }
-  return lower;
+  const auto hosts = exchange(*store, keys, met.rank, identity, store->getTimeout());
+  if (local_rank || identity.empty()) return std::nullopt;
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + met.rank, identity));
 }
 
 /// The GPU that this process would use with the backend, or why it cannot.

@@ -18,6 +18,7 @@
 #include "monitor/late_waits.h"
 #include "monitor/liveness_socket.h"
 #include "store/bounded_store.h"
+#include "store/exchange.h"
 
 namespace ddp {
 namespace {
@@ -59,10 +60,9 @@ std::shared_ptr<JobMonitor> JobMonitor::connect(Setup setup, c10d::Store& bounde
     for (int rank = 0; rank < setup.size; ++rank) keys.push_back(report_key(rank));
     RankReport own;
     if (setup.liveness) own.address = setup.liveness->address();
-    bounded_store.set(keys[static_cast<size_t>(setup.rank)], to_text(own));
-    for (const auto& report : bounded_store.multiGet(keys)) {
-      setup.addresses.push_back(parse_report({report.begin(), report.end()}).address);
-    }
+    const auto reports =
+        exchange(bounded_store, keys, setup.rank, to_text(own), bounded_store.getTimeout());
+    for (const auto& report : reports) setup.addresses.push_back(parse_report(report).address);
   }
   return std::make_shared<JobMonitor>(std::move(setup));
 }

@@ -15,10 +15,10 @@
 #include <ddp/internal/rank_list.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "backends/local_backend.h"
 #include "rendezvous/wait_for_listener.h"
+#include "store/tcp_store.h"
 
 namespace ddp {
 namespace {
@@ -235,7 +235,7 @@ StorePtr open_store(
   options.isServer = listens;
   options.waitWorkers = false;
   options.timeout = setup.connect_by.left();
-  return c10::make_intrusive<c10d::TCPStore>(address, options);
+  return open_tcp_store(address, options);
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/executor.h"
 #include "base/network_interface.h"
@@ -23,6 +22,7 @@
 #include "rendezvous/init_method.h"
 #include "rendezvous/wait_for_listener.h"
 #include "store/shared_file_store.h"
+#include "store/tcp_store.h"
 
 namespace ddp {
 namespace {
@@ -95,6 +95,7 @@ struct StoreAddress {
   bool agent_listens;
   bool names_come_late = false;             // the host may get its name while the ranks wait
   std::vector<std::string> elsewhere = {};  // its addresses, if this host has none of them
+  std::string number = "";                  // its address that the store is reached at
 
   const char* listener() const { return agent_listens ? "torchrun's agent" : "rank 0"; }
 };
@@ -119,11 +120,11 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
   options.isServer = true;
   if (!address.elsewhere.empty()) {
-    return c10::make_intrusive<c10d::TCPStore>(loopback_address(), options);
+    return open_tcp_store(loopback_address(), options);
   }
   auto listener = listen_on_loopback(address.host, address.port);
   if (listener) options.masterListenFd = listener.release();
-  return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  return open_tcp_store(address.number, options);
 }
 
 // An earlier rank 0 that is about to end may still have the port.
@@ -172,9 +173,7 @@ void check_leads_here(
 StorePtr open_client(
     const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
   const auto store = bounded_call(
-      [host = address.host, options]() -> StorePtr {
-        return c10::make_intrusive<c10d::TCPStore>(host, options);
-      },
+      [host = address.number, options] { return open_tcp_store(host, options); },
       Deadline::in(deadline.left()) + kAnswerGrace);
   DDP_CHECK(store, address.listener(), " took the connection and did not answer");
   return *store;
@@ -195,10 +194,13 @@ StorePtr make_tcp_store(StoreAddress address, const RankAndSize& self, const Dea
   options.multiTenant = true;
   const bool listens = self.rank == 0 && !address.agent_listens;
   if (listens) address.elsewhere = addresses_elsewhere(address.host, deadline);
+  if (listens) address.number = address_in_numbers(address.host, deadline);
+  if (address.number.empty()) address.number = address.host;
   StorePtr store;
   const auto problem = problem_of([&] {
     if (!listens) {
-      const auto unreachable = wait_for_listener(address.host, address.port, deadline);
+      const auto unreachable =
+          wait_for_listener(address.host, address.port, deadline, &address.number);
       DDP_CHECK(unreachable.empty(), unreachable);
     }
     options.timeout = deadline.left();
@@ -287,9 +289,9 @@ Rendezvous meet_over_mpi(
     store.port = 0;  // a free one
     store.waitWorkers = false;
     store.timeout = deadline.left();
-    const auto server = c10::make_intrusive<c10d::TCPStore>("localhost", store);
+    const auto server = open_tcp_store(loopback_address(), store);
     server->setTimeout(deadline.timeout());
-    place_of_store = std::to_string(server->getPort());
+    place_of_store = std::to_string(tcp_store_of(*server)->getPort());
     for (const auto& address : own_addresses()) place_of_store += ' ' + address;
     result.store = server;
   }
@@ -302,15 +304,6 @@ Rendezvous meet_over_mpi(
   if (self.rank != 0) result.store = make_tcp_store({result.host, port, false}, self, deadline);
   result.store_host = ddp::str("which rank 0 hosts at ", result.host, " port ", port);
   return result;
-}
-
-// The innermost store below all prefixes, if it is a TCPStore; else null.
-const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
-  auto* innermost = store.get();
-  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost)) {
-    innermost = prefixed->getUnderlyingStore().get();
-  }
-  return dynamic_cast<const c10d::TCPStore*>(innermost);
 }
 
 const Setting& require_setting(
@@ -377,7 +370,7 @@ Rendezvous rendezvous(
   if (options.store()) {
     result.store = options.store();
     result.store_host = "which store() names";
-    if (const auto* tcp = tcp_store_of(options.store())) {
+    if (const auto* tcp = tcp_store_of(*options.store())) {
       result.host = tcp->getHost();
       result.store_host = ddp::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
     }

@@ -40,14 +40,23 @@ Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
   return result ? std::move(*result) : Resolved{Addresses(nullptr, freeaddrinfo), EAI_AGAIN};
 }
 
+std::string in_numbers(const addrinfo& address) {
+  char number[NI_MAXHOST] = "";
+  ::getnameinfo(
+      address.ai_addr, address.ai_addrlen, number, sizeof number, nullptr, 0, NI_NUMERICHOST);
+  return number;
+}
+
 // Returns the error of the last of the host's addresses, or "" if one accepted the connection.
-std::string try_host(const std::string& host, int port, const Deadline& deadline) {
+std::string try_host(
+    const std::string& host, int port, const Deadline& deadline, std::string* number) {
   const auto [addresses, status] = look_up(host, port, deadline);
   if (status != 0) return gai_strerror(status);
   int error = 0;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const SocketAddress one(address->ai_addr, address->ai_addrlen);
     error = errors_of_connecting({one}, deadline.left()).front();
+    if (error == 0 && number) *number = in_numbers(*address);
     if (error == 0) return "";
   }
   return std::strerror(error);
@@ -75,18 +84,21 @@ std::vector<std::string> addresses_elsewhere(const std::string& host, const Dead
   std::vector<std::string> numbers;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (is_own_address(address->ai_addr, address->ai_addrlen)) return {};
-    char number[NI_MAXHOST] = "";
-    ::getnameinfo(
-        address->ai_addr, address->ai_addrlen, number, sizeof number, nullptr, 0, NI_NUMERICHOST);
-    numbers.push_back(number);
+    numbers.push_back(in_numbers(*address));
   }
   return numbers;
 }
 
-std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline) {
+std::string address_in_numbers(const std::string& host, const Deadline& deadline) {
+  const auto addresses = look_up(host, 0, deadline).first;
+  return addresses ? in_numbers(*addresses) : "";
+}
+
+std::string wait_for_listener(
+    const std::string& host, int port, const Deadline& deadline, std::string* number) {
   // The first pauses are short: ranks that start together miss rank 0's listener by a moment.
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kBetweenAttempts)) {
-    auto error = try_host(host, port, deadline);
+    auto error = try_host(host, port, deadline, number);
     if (error.empty() || deadline.left() < pause) return error;
     std::this_thread::sleep_for(pause);
   }

@@ -37,7 +37,13 @@ std::vector<std::string> addresses_elsewhere(const std::string& host, const Dead
 /// Prevents failing attempts of TCPStore, which may last twice its timeout and log a stack trace
 /// each: after this its first attempt succeeds.
 ///
+/// \param number  if not null: set to the address of the host that it found the listener at, in
+///         numbers.
 /// \return  empty, or the last attempt's error: "Connection refused".
-std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline);
+std::string wait_for_listener(
+    const std::string& host, int port, const Deadline& deadline, std::string* number = nullptr);
+
+/// The first of the host's addresses in numbers; empty if its name does not resolve.
+std::string address_in_numbers(const std::string& host, const Deadline& deadline);
 
 }  // namespace ddp

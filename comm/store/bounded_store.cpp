@@ -7,6 +7,8 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "store/tcp_store.h"
+
 namespace ddp {
 namespace {
 
@@ -85,6 +87,14 @@ c10::intrusive_ptr<BoundedStore> BoundedStore::with_deadline(const Deadline& dea
       new BoundedStore(store_, host_, deadline));
 }
 
+c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return clone_store(*store);
+  } catch (const std::exception&) {
+    return store;
+  }
+}
+
 c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
   if (auto* same = dynamic_cast<BoundedStore*>(store.get())) {
     return c10::intrusive_ptr<BoundedStore>::reclaim_copy(same);
@@ -146,7 +156,7 @@ void BoundedStore::run_without_result(const char* name, Operation operation) {
 }
 
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
-  auto copy = run_operation("clone", [](c10d::Store& store) { return store.clone(); });
+  auto copy = run_operation("clone", [](c10d::Store& store) { return clone_store(store); });
   return c10::make_intrusive<BoundedStore>(std::move(copy), host_->name());
 }
 

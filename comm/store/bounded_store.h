@@ -104,13 +104,7 @@ class BoundedStore : public c10d::Store {
 c10::intrusive_ptr<BoundedStore> bounded(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// The same store over another connection; the store itself if it cannot be cloned.
-inline c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
-  try {
-    return store->clone();
-  } catch (const std::exception&) {
-    return store;
-  }
-}
+c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// Calls a store on a thread of its own, in order, so that no other thread blocks in the store.
 ///

@@ -58,5 +58,8 @@ expect "## Parameters"
 expect "| ranks | ddp, gloo, s | wrap, s | ddp, default, s | wrap, s |"
 [[ $page =~ \|\ 8(\ \|\ [0-9]+\.[0-9]{3}){4} ]] || fail "GROWTH.md: no setup of 8 ranks in
 $page"
+[[ $page =~ \|\ 8(\ \|\ [0-9]+\.[0-9]{3}){3}\ \|\ [0-9]+\.[0-9]\ \|\ -?[0-9]+\.[0-9]\ \| ]] ||
+  fail "GROWTH.md: no 8 ranks of one process in
+$page"
 
 echo "bench_growth.sh: all as expected"

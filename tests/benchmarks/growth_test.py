@@ -103,6 +103,9 @@ class Written(unittest.TestCase):
             for n in (10, 100, 1000) for mode in ("none", "ddp")))
         self.put("setup/few.jsonl", *(
             {"kind": "ddp, gloo", "ranks": n, "init_s": 0.1 * n, "wrap_s": 0.01} for n in (2, 8)))
+        self.put("setup/spawned.jsonl", *(
+            {"kind": "spawned, default", "ranks": n, "init_s": 0.01 * n, "wrap_s": 0.5, "step_s": 0.25,
+             "own_mb": 5.04, "host_mb": 4.96} for n in (256, 64)))
         self.put_link(1, 0.8, (("none", None, 1.5), ("flat", None, 9.0), ("ddp", None, 2.0),
                                ("ddp", 1.0, 2.0), ("ddp", 5.0, 2.1), ("ddp", 25.0, 2.2),
                                ("ddp_tuned", 5.0, 2.02)))
@@ -110,6 +113,8 @@ class Written(unittest.TestCase):
         self.assertIn("| gloo | 100 | 1 | 0% | 0% |", text)
         self.assertIn("| ddp | 2500 | 3 | 1.0000 | linear |", text)
         self.assertIn("| 8 | 0.800 | 0.010 |", text)
+        self.assertIn(
+            "| 64 | 0.640 | 0.500 | 0.250 | 5.0 | 5.0 |\n| 256 | 2.560 | 0.500 | 0.250 | 5.0 | 5.0 |", text)
         self.assertRegex(text, r"\| mlp \| ddp \| 0\.\d+ x the wire alone \| 1.05 \| met \|")
         self.assertIn("| 1 | mlp | 5 MiB | 2020 | 1 MiB | 2000 | +1.0% | met |", text)
         for name in ("all_reduce", "parameters", "setup_init"):

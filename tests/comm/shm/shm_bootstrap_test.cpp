@@ -24,27 +24,33 @@ class CountingStore : public c10d::HashStore {
 
   using HashStore::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ++operations;
+    count(1);
     HashStore::set(key, value);
   }
   std::vector<uint8_t> get(const std::string& key) override {
-    ++operations;
+    count(1);
     return HashStore::get(key);
   }
   void wait(
-      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    ++operations;
-    HashStore::wait(keys, timeout);
+      const std::vector<std::string>& names, const std::chrono::milliseconds& timeout) override {
+    count(names.size());
+    HashStore::wait(names, timeout);
   }
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
-    ++operations;
-    return HashStore::multiGet(keys);
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& names) override {
+    count(names.size());
+    return HashStore::multiGet(names);
   }
   bool hasExtendedApi() const override { return is_extended_; }
 
   std::atomic<int> operations{0};
+  std::atomic<int> keys{0};  // of all operations
 
  private:
+  void count(size_t of_operation) {
+    ++operations;
+    keys += static_cast<int>(of_operation);
+  }
+
   const bool is_extended_;
 };
 
@@ -81,7 +87,11 @@ TEST_CASE("a bootstrap makes the same number of requests per rank at any size", 
   });
   CHECK(errors == std::vector<std::string>(static_cast<size_t>(size)));
   constexpr int kRounds = 3;
-  CHECK(store->operations == size * kRounds * (is_extended ? 3 : 2 + size));
+  const int of_first = is_extended ? 4 : 3 + size;  // set, wait, multiGet or gets, set
+  const int of_others = 3;                          // set, wait, get
+  CHECK(store->operations == kRounds * (of_first + (size - 1) * of_others));
+  // Each rank that read all entries would have the store find the square.
+  CHECK(store->keys == kRounds * ((2 * size + 2) + (size - 1) * 3));
 }
 
 TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][errors]") {
@@ -103,6 +113,19 @@ TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][err
           ContainsText(
               " in the store's entry memory/1 of rank 1 of 2, got " + got +
               ". Use a store, or a prefix of one, to which nothing else writes."));
+}
+
+TEST_CASE("an entry of all ranks that is malformed is an error that names it", "[shm][errors]") {
+  const auto* const text = GENERATE("", "1", "1 a", "1 a9 b", "1 a1 b1 c", "1 a-1 b", "x a1 b");
+  CAPTURE(text);
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->set("host/0/all", text);
+  const auto error = error_of<c10::Error>([&] { shm::bootstrap(setup_of(store, 1, 2), {"a", 0}); });
+  CHECK_THAT(
+      error, ContainsText(
+                 "process group: expected the values of 2 ranks in the store's entry host/0/all, "
+                 "got \"" +
+                 std::string(text) + "\" on rank 1. Use a store"));
 }
 
 TEST_CASE("the first problem of a rank is the reason on all ranks", "[shm][errors]") {

@@ -20,6 +20,7 @@
 #include "host_memory.h"
 #include "reduce.h"
 #include "shm_backend.h"
+#include "store/exchange.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -36,16 +37,6 @@ constexpr char kProblem = '!';
 
 std::string key_of(const std::string& round, size_t rank) { return ddp::str(round, "/", rank); }
 
-std::vector<std::string> read_all(c10d::Store& store, const std::vector<std::string>& keys) {
-  std::vector<std::string> texts;
-  if (store.hasExtendedApi()) {
-    for (const auto& bytes : store.multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
-  } else {
-    for (const auto& key : keys) texts.push_back(store.get_to_str(key));
-  }
-  return texts;
-}
-
 [[noreturn]] void throw_malformed(const Round& round, size_t rank, const char* expected) {
   DDP_CHECK(
       false, "backend shm: expected ", expected, " in the store's entry ", key_of(round.name, rank),
@@ -59,7 +50,7 @@ std::vector<std::string> read_all(c10d::Store& store, const std::vector<std::str
 /// \throws c10::Error  if a rank's entry is not there by the deadline, or is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-/// Cost: a set, a wait and a multiGet; world_size gets if the store has no multiGet.
+/// Cost: exchange()'s.
 Round share(
     const Setup& setup, const std::string& name, c10::function_ref<std::string()> make_entry) {
   std::string entry;
@@ -68,11 +59,8 @@ Round share(
   for (int rank = 0; rank < setup.world_size; ++rank) {
     keys.push_back(key_of(name, static_cast<size_t>(rank)));
   }
-  setup.store->set(
-      keys[static_cast<size_t>(setup.rank)], problem.empty() ? kEntry + entry : kProblem + problem);
-  setup.store->wait(keys, setup.connect_by.left());
-
-  Round round{name, read_all(*setup.store, keys), ""};
+  const auto own = problem.empty() ? kEntry + entry : kProblem + problem;
+  Round round{name, exchange(*setup.store, keys, setup.rank, own, setup.connect_by.left()), ""};
   for (size_t rank = 0; rank < round.entries.size(); ++rank) {
     auto& text = round.entries[rank];
     const char kind = text.empty() ? '\0' : text[0];
