@@ -24,7 +24,8 @@ So a time is what one rank computes, and the memory what its tables take. No row
 of ranks.
 
 Machine: {machine}. Times are those of the thread's processor,
-with memory that the process has already: the fastest tenth of the repetitions, in the fastest of {passes} processes, beside other work.
+with memory that the process has already: the fastest tenth of the repetitions, in the fastest of {passes} processes,
+beside other work.
 
 `grows` is log4 of the ratio of the last two columns: 1 is linear, 2 quadratic, 0 constant. Where it is a little above
 1, the tables no longer fit into a cache.

@@ -41,9 +41,8 @@ class DDP_API LAMB : public detail::BatchedOptimizer<LAMBOptions, LAMBParamState
  public:
   using BatchedOptimizer::BatchedOptimizer;
 
-  /// \throws c10::ValueError  also for a part of a parameter: of a fully sharded model, or of a
-  /// layer
-  ///         that is cut over ranks; on every rank that has one. Nothing has changed then.
+  /// \throws c10::ValueError  also for a part of a parameter, of a fully sharded model or of a
+  ///         layer that is cut over ranks; on every rank that has one. Nothing has changed then.
   at::Tensor step(LossClosure closure = nullptr) override;
 
  protected:
