@@ -21,6 +21,15 @@
 #include "replicas/replica_check.h"
 
 namespace ddp {
+
+/// Gradients of one backward pass, which hooks write.
+struct PassGradients {
+  std::mutex mutex;                          // autograd has a thread for each device
+  std::vector<uint64_t> of_parameters = {};  // hashes; 0 without one
+  std::vector<at::Tensor> of_outputs = {};
+  bool has_repeated = false;  // a parameter got several: a backward pass inside the backward pass
+};
+
 namespace {
 
 using torch::autograd::variable_list;
@@ -28,8 +37,7 @@ using torch::autograd::variable_list;
 constexpr const char* kDoing = "repeating another rank's micro-batch";
 constexpr const char* kRepeated =
     "replay_every: expected one gradient of each parameter in a backward pass, got several, as of "
-    "a "
-    "checkpoint that runs a backward pass of its own. Leave replay_every out.";
+    "a checkpoint that runs a backward pass of its own. Leave replay_every out.";
 
 // An undefined one has no elements and no gradient.
 uint64_t hash_of_defined(const at::Tensor& tensor) {
@@ -49,17 +57,9 @@ uint64_t hash_of_gradients(const std::vector<uint64_t>& hashes) {
   return any_of(hashes, [](uint64_t hash) { return hash != 0; }) ? all : 0;
 }
 
-/// Gradients of one backward pass, which hooks write.
-struct Gradients {
-  std::mutex mutex;                          // autograd has a thread for each device
-  std::vector<uint64_t> of_parameters = {};  // hashes; 0 without one
-  std::vector<at::Tensor> of_outputs = {};
-  bool has_repeated = false;  // a parameter got several: a backward pass inside the backward pass
-};
-
 class GradientHash : public torch::autograd::FunctionPreHook {
  public:
-  GradientHash(std::shared_ptr<Gradients> gradients, size_t parameter)
+  GradientHash(std::shared_ptr<PassGradients> gradients, size_t parameter)
       : gradients_(std::move(gradients)), parameter_(parameter) {}
 
   variable_list operator()(const variable_list& given) override {
@@ -71,10 +71,10 @@ class GradientHash : public torch::autograd::FunctionPreHook {
     return given;
   }
 
-  const Gradients* owner() const { return gradients_.get(); }
+  const PassGradients* owner() const { return gradients_.get(); }
 
  private:
-  const std::shared_ptr<Gradients> gradients_;
+  const std::shared_ptr<PassGradients> gradients_;
   const size_t parameter_;
 };
 
@@ -90,7 +90,7 @@ struct PassReplay::Noted {
   uint64_t outputs = 0;
   bool has_outputs = false;
   bool has_other_hooks = false;  // of the program, which a repeated pass would call
-  std::shared_ptr<Gradients> gradients = std::make_shared<Gradients>();
+  std::shared_ptr<PassGradients> gradients = std::make_shared<PassGradients>();
 
   void add_hooks() {
     namespace impl = torch::autograd::impl;

@@ -12,13 +12,13 @@ namespace {
 constexpr const char* kExpected =
     "replay_every: expected the same bits of a micro-batch on the rank that trains it and on the "
     "next one, ";
-constexpr const char* kRemedy =
+constexpr const char* kRemedyOfReplay =
     " If the module is deterministic, memory or computation there is wrong: take the host, or its "
     "GPU, out of the job.";
 constexpr const char* kNotRepeated =
     ". The module or the loss does not repeat itself: an operator that is not deterministic, a "
-    "value "
-    "that forward keeps outside of its buffers, or a part of the loss that has parameters and does "
+    "value that forward keeps outside of its buffers, or a part of the loss that has parameters "
+    "and does "
     "not come from what forward returned. Leave replay_every out.";
 
 std::vector<int> wrong_of(const ReplayedBatch& batch, int rank, int ranks) {
@@ -60,7 +60,7 @@ ReplayVerdict judge(
   const bool is_decided = ranks > 2 && verdict.wrong.size() < 3;
   verdict.text = ddp::str(
       text, is_decided ? ". By a third rank wrong: " : ". Any of these may be wrong: ", names, ".",
-      kRemedy);
+      kRemedyOfReplay);
   return verdict;
 }
 
