@@ -38,8 +38,7 @@ Ranks as threads over one store, so these are counts, of all ranks together. The
 
 - The startup barrier is one round to arrive and one to confirm, whatever the number: 15 operations a rank, and while a
   rank waits one each max(20, ranks / 2) ms, so that all together ask 2,000 times a second at most.
-- The monitor's addresses are one key a rank, and each rank reads all of them in one request: linear on a rank, and the
-  only row whose sum over ranks is quadratic.
+- The monitor's addresses are one key a rank. Rank 0 reads them and writes them as one value, which each rank reads.
 """
 
 CHANGES = """
