@@ -194,7 +194,7 @@ StorePtr make_tcp_store(StoreAddress address, const RankAndSize& self, const Dea
   options.multiTenant = true;
   const bool listens = self.rank == 0 && !address.agent_listens;
   if (listens) address.elsewhere = addresses_elsewhere(address.host, deadline);
-  if (listens) address.number = address_in_numbers(address.host, deadline);
+  if (listens) address.number = own_address_in_numbers(address.host, deadline);
   if (address.number.empty()) address.number = address.host;
   StorePtr store;
   const auto problem = problem_of([&] {

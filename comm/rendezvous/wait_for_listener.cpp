@@ -89,9 +89,13 @@ std::vector<std::string> addresses_elsewhere(const std::string& host, const Dead
   return numbers;
 }
 
-std::string address_in_numbers(const std::string& host, const Deadline& deadline) {
+std::string own_address_in_numbers(const std::string& host, const Deadline& deadline) {
+  if (host == "localhost") return loopback_address();
   const auto addresses = look_up(host, 0, deadline).first;
-  return addresses ? in_numbers(*addresses) : "";
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    if (is_own_address(address->ai_addr, address->ai_addrlen)) return in_numbers(*address);
+  }
+  return "";
 }
 
 std::string wait_for_listener(

@@ -43,7 +43,9 @@ std::vector<std::string> addresses_elsewhere(const std::string& host, const Dead
 std::string wait_for_listener(
     const std::string& host, int port, const Deadline& deadline, std::string* number = nullptr);
 
-/// The first of the host's addresses in numbers; empty if its name does not resolve.
-std::string address_in_numbers(const std::string& host, const Deadline& deadline);
+/// The first of the host's addresses that this machine has, in numbers: where rank 0 reaches its
+/// own listener. Of "localhost" the one that listen_on_loopback() takes, which need not be the
+/// first. Empty if there is none.
+std::string own_address_in_numbers(const std::string& host, const Deadline& deadline);
 
 }  // namespace ddp
