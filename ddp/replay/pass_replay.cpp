@@ -12,6 +12,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/groups.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/pretended.h>
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/system/host.h>
 #include <ddp/internal/text.h>
@@ -78,6 +79,41 @@ class GradientHash : public torch::autograd::FunctionPreHook {
   const size_t parameter_;
 };
 
+using ModuleList = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// A letter a module: 1 in train(), 0 in eval().
+std::string modes_of(const ModuleList& modules) {
+  std::string modes;
+  for (const auto& module : modules) modes += module->is_training() ? '1' : '0';
+  return modes;
+}
+
+/// While it exists, modules are in the modes of another rank's.
+class ModeScope {
+ public:
+  ModeScope(const ModuleList& modules, const std::string& modes)
+      : modules_(modules), own_(modes_of(modules)) {
+    set(modes);
+  }
+  ~ModeScope() {
+    problem_of([&] { set(own_); });
+  }
+  ModeScope(const ModeScope&) = delete;
+  ModeScope& operator=(const ModeScope&) = delete;
+
+ private:
+  // train() sets a module's children, too, which come after it in the list.
+  void set(const std::string& modes) const {
+    if (modes == modes_of(modules_)) return;
+    for (size_t i = 0; i < std::min(modes.size(), modules_.size()); ++i) {
+      modules_[i]->train(modes[i] == '1');
+    }
+  }
+
+  const ModuleList& modules_;
+  const std::string own_;
+};
+
 }  // namespace
 
 /// A micro-batch of this rank, and how to repeat another rank's.
@@ -85,6 +121,8 @@ struct PassReplay::Noted {
   detail::CallArguments arguments;
   detail::RepeatCall repeat;
   std::vector<at::Tensor> parameters, buffers;
+  ModuleList modules;
+  std::string modes;
   AutocastState autocast;
   TensorMessage message;  // arguments, surroundings, and then gradients of outputs
   uint64_t outputs = 0;
@@ -113,7 +151,7 @@ struct PassReplay::Noted {
 
 /// The message of another rank.
 struct PassReplay::Received {
-  std::string bytes_of_arguments, layout;
+  std::string bytes_of_arguments, layout, modes;
   at::Tensor bytes;
   size_t arguments = 0;  // tensors
   size_t outputs = 0;    // the same
@@ -122,6 +160,7 @@ struct PassReplay::Received {
 /// A pass, as all ranks know it.
 struct PassReplay::Exchange {
   std::vector<std::string> messages, hosts;
+  std::vector<int> job_ranks;
   bool with_gradients = true;
 };
 
@@ -132,6 +171,7 @@ PassReplay::Received PassReplay::received_of(const std::string& message) {
   received.layout = fields.at(1);
   received.arguments = std::stoull(fields.at(2));
   received.outputs = std::stoull(fields.at(3));
+  received.modes = fields.at(4);
   return received;
 }
 
@@ -142,6 +182,12 @@ PassReplay::~PassReplay() = default;
 void PassReplay::restart() {
   passes_ = 0;
   noted_.reset();
+  end_pass();
+}
+
+// A pass with another error has left its verdict.
+void PassReplay::end_pass() {
+  forwards_ = 0;
   verdict_ = {};
 }
 
@@ -149,10 +195,13 @@ void PassReplay::note_call(
     detail::CallArguments arguments, detail::RepeatCall repeat, const torch::nn::Module& module,
     const std::vector<at::Tensor>& parameters) {
   noted_.reset();
+  if (parameters.empty()) return;  // tensors of also_average() alone
   auto noted = std::make_unique<Noted>();
   noted->repeat = std::move(repeat);
   noted->parameters = parameters;
   noted->buffers = module.buffers();
+  noted->modules = module.modules();
+  noted->modes = modes_of(noted->modules);
   noted->autocast = AutocastState::current();
   for (const auto& tensor : arguments.tensors) noted->message.add(tensor);
   for (const auto& tensor : surroundings_of(noted->buffers, parameters.front().device())) {
@@ -182,7 +231,7 @@ std::string PassReplay::message_text() {
   return packed(
       {noted_->arguments.bytes, noted_->message.layout(),
        std::to_string(noted_->arguments.tensors.size()),
-       std::to_string(noted_->gradients->of_outputs.size())});
+       std::to_string(noted_->gradients->of_outputs.size()), noted_->modes});
 }
 
 ReplayHashes PassReplay::repeat(const Received& received, bool with_gradients) const {
@@ -192,6 +241,7 @@ ReplayHashes PassReplay::repeat(const Received& received, bool with_gradients) c
   const auto arguments_end = begin + static_cast<std::ptrdiff_t>(received.arguments);
   const auto outputs_begin = tensors.end() - static_cast<std::ptrdiff_t>(received.outputs);
   detail::CallArguments arguments{{begin, arguments_end}, received.bytes_of_arguments};
+  const ModeScope modes(noted_->modules, received.modes);
   const RepeatScope scope(
       {arguments_end, outputs_begin}, noted_->autocast, noted_->buffers, device);
   const at::AutoGradMode records(true);
@@ -201,7 +251,10 @@ ReplayHashes PassReplay::repeat(const Received& received, bool with_gradients) c
   variable_list roots, gradients;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& gradient = *(outputs_begin + static_cast<std::ptrdiff_t>(i));
-    if (!gradient.defined() || !outputs[i].requires_grad()) continue;
+    if (!gradient.defined() || !outputs[i].grad_fn()) continue;
+    // The other rank's has what came through outputs that depend on this one, which these roots
+    // would add once more.
+    outputs[i].register_hook([gradient](const at::Tensor&) { return gradient; });
     roots.push_back(outputs[i]);
     gradients.push_back(gradient);
   }
@@ -229,12 +282,15 @@ ReplayHashes PassReplay::own_hashes(bool with_gradients) const {
 ///
 /// \return whether all ranks have one; verdict_ has their problem.
 bool PassReplay::exchange_texts(
-    uint64_t forwards, const ProcessGroup& group, GroupMonitor& monitor, Exchange& exchange) {
+    const ProcessGroup& group, GroupMonitor& monitor, Exchange& exchange) {
   std::string problem, text;
   const bool has_call = noted_ && noted_->has_outputs;
   if (has_call) problem = problem_of([&] { text = message_text(); });
   if (has_call && noted_->gradients->has_repeated) problem = kRepeated;
-  const bool has_gradients = has_call && forwards == 1 && !noted_->has_other_hooks;
+  // Without a gradient of an output, the backward pass was that of an earlier forward pass.
+  const bool has_gradients =
+      has_call && forwards_ == 1 && !noted_->has_other_hooks &&
+      any_of(noted_->gradients->of_outputs, [](const auto& t) { return t.defined(); });
   const auto texts = gather_strings(
       packed({has_call ? "1" : "", has_gradients ? "1" : "", problem, text, host_name()}), group,
       kDoing, &monitor);
@@ -244,6 +300,7 @@ bool PassReplay::exchange_texts(
     exchange.with_gradients = exchange.with_gradients && !fields.at(1).empty();
     if (verdict_.text.empty()) verdict_.text = fields.at(2);
     exchange.messages.push_back(fields.at(3));
+    exchange.job_ranks.push_back(monitor.job_rank(static_cast<int>(exchange.hosts.size())));
     exchange.hosts.push_back(fields.at(4));
   }
   return verdict_.text.empty();
@@ -261,6 +318,9 @@ std::vector<std::pair<ReplayHashes, ReplayHashes>> PassReplay::repeated(
   monitor.abort_on_error(where, [&] {
     const auto sent = noted_->message.bytes().to(carrier_device(*group));
     const auto incoming = at::empty({TensorMessage::size_of(received.layout)}, sent.options());
+    // There the other ranks' messages are this rank's own.
+    if (is_pretended()) incoming.copy_(sent);
+    const EqualMessages equal;
     const auto works =
         start_messages({P2POp::send(sent, to), P2POp::recv(incoming, from)}, group, where);
     for (const auto& work : works) monitor.wait(*work, where);
@@ -279,7 +339,8 @@ std::vector<std::pair<ReplayHashes, ReplayHashes>> PassReplay::repeated(
   });
 }
 
-void PassReplay::run(const ProcessGroup& group, GroupMonitor& monitor, uint64_t forwards) {
+void PassReplay::run(const ProcessGroup& group, GroupMonitor& monitor) {
+  verdict_ = {};
   const bool is_now = is_due();
   ++passes_;
   if (!is_now) return;
@@ -289,7 +350,7 @@ void PassReplay::run(const ProcessGroup& group, GroupMonitor& monitor, uint64_t 
   } forget{noted_};
   if (noted_) noted_->remove_hooks();
   Exchange exchange;
-  if (!exchange_texts(forwards, group, monitor, exchange)) return;
+  if (!exchange_texts(group, monitor, exchange)) return;
   const auto ranks = static_cast<size_t>(group->getSize());
   std::vector<ReplayedBatch> batches(ranks);
   const auto by_next = repeated(1, exchange, group, monitor);
@@ -302,7 +363,7 @@ void PassReplay::run(const ProcessGroup& group, GroupMonitor& monitor, uint64_t 
       batches[rank].by_third = by_third[(rank + 2) % ranks].second;
     }
   }
-  verdict_ = judge(batches, exchange.hosts);
+  verdict_ = judge(batches, exchange.hosts, exchange.job_ranks);
 }
 
 }  // namespace ddp

@@ -40,6 +40,9 @@ class PassReplay {
   /// Whether the forward pass that begins has them.
   bool take_offer() { return std::exchange(is_offered_, false); }
 
+  /// Counts a forward pass that records gradients, also one in no_sync() or in eval().
+  void count_forward() { ++forwards_; }
+
   /// Notes a forward pass that begins, in a pass that is due. The last one before the backward pass
   /// counts.
   ///
@@ -53,14 +56,16 @@ class PassReplay {
   /// Call it when autograd is done, on every rank; counts the pass, and repeats the batch of the
   /// rank before where it is due.
   ///
-  /// \param forwards  training forward passes since the last averaged pass; of several, gradients
-  ///        are not compared.
+  /// Gradients are compared where there was one forward pass since the last averaged one; of
+  /// several, the outputs of the last one alone.
   ///
   /// Collective: yes, in a pass that is due. Blocks: host.
-  void run(const ProcessGroup& group, GroupMonitor& monitor, uint64_t forwards);
+  void run(const ProcessGroup& group, GroupMonitor& monitor);
 
   /// The result of run().
   ReplayVerdict take_verdict() { return std::exchange(verdict_, {}); }
+  /// Call it at the end of every averaged pass, also of one that is an error.
+  void end_pass();
 
  private:
   struct Noted;
@@ -68,8 +73,7 @@ class PassReplay {
   struct Exchange;
 
   static Received received_of(const std::string& message);
-  bool exchange_texts(
-      uint64_t forwards, const ProcessGroup& group, GroupMonitor& monitor, Exchange& exchange);
+  bool exchange_texts(const ProcessGroup& group, GroupMonitor& monitor, Exchange& exchange);
   std::vector<std::pair<ReplayHashes, ReplayHashes>> repeated(
       int distance, const Exchange& exchange, const ProcessGroup& group, GroupMonitor& monitor);
   ReplayHashes own_hashes(bool with_gradients) const;
@@ -78,6 +82,7 @@ class PassReplay {
 
   const int64_t every_;
   int64_t passes_ = 0;
+  int64_t forwards_ = 0;  // since the last averaged pass
   bool is_offered_ = false;
   std::unique_ptr<Noted> noted_;
   ReplayVerdict verdict_;

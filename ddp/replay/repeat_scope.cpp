@@ -1,6 +1,7 @@
 #include "replay/repeat_scope.h"
 
 #include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
@@ -14,6 +15,11 @@ std::vector<at::Generator> generators_of(c10::Device device) {
   if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
   for (const auto& stream : random_streams()) generators.push_back(stream);
   return generators;
+}
+
+// A write to a buffer that overlaps itself throws: such a one stays as it is.
+bool is_writable_buffer(const at::Tensor& buffer) {
+  return at::has_internal_overlap(buffer) != at::MemOverlap::Yes;
 }
 
 }  // namespace
@@ -62,16 +68,25 @@ RepeatScope::RepeatScope(
     buffers_.push_back({buffer, buffer.detach().clone(), static_cast<int64_t>(buffer._version())});
   }
   size_t next = 0;
-  for (const auto& generator : generators) set_generator_state(generator, surroundings[next++]);
-  for (const auto& buffer : buffers) overwrite_unversioned(buffer, surroundings[next++]);
-  autocast.set();
+  try {
+    for (const auto& generator : generators) set_generator_state(generator, surroundings[next++]);
+    for (const auto& buffer : buffers) {
+      const auto& value = surroundings[next++];
+      if (is_writable_buffer(buffer)) overwrite_unversioned(buffer, value);
+    }
+    autocast.set();
+  } catch (...) {
+    restore();
+    throw;
+  }
 }
 
-RepeatScope::~RepeatScope() {
+RepeatScope::~RepeatScope() { restore(); }
+
+void RepeatScope::restore() const {
   for (const auto& [generator, state] : generators_) set_generator_state(generator, state);
   for (const auto& [buffer, value, version] : buffers_) {
-    // A write to a buffer that overlaps itself throws: such a one stays as it is.
-    problem_of([&, &buffer = buffer, &value = value] { overwrite_unversioned(buffer, value); });
+    if (is_writable_buffer(buffer)) overwrite_unversioned(buffer, value);
     auto counter = buffer.unsafeGetTensorImpl()->version_counter();
     counter.set_version(version);
   }

@@ -40,6 +40,8 @@ class RepeatScope {
   RepeatScope& operator=(const RepeatScope&) = delete;
 
  private:
+  void restore() const;
+
   struct Buffer {
     at::Tensor tensor, value;
     int64_t version;

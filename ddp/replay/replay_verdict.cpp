@@ -6,6 +6,8 @@
 #include <ddp/internal/ranges.h>
 #include <ddp/internal/text.h>
 
+#include "replicas/vote.h"
+
 namespace ddp {
 namespace {
 
@@ -16,10 +18,9 @@ constexpr const char* kRemedyOfReplay =
     " If the module is deterministic, memory or computation there is wrong: take the host, or its "
     "GPU, out of the job.";
 constexpr const char* kNotRepeated =
-    ". The module or the loss does not repeat itself: an operator that is not deterministic, a "
+    "he module or the loss does not repeat itself: an operator that is not deterministic, a "
     "value that forward keeps outside of its buffers, or a part of the loss that has parameters "
-    "and does "
-    "not come from what forward returned. Leave replay_every out.";
+    "and does not come from what forward returned. Leave replay_every out.";
 
 std::vector<int> wrong_of(const ReplayedBatch& batch, int rank, int ranks) {
   const int next = (rank + 1) % ranks;
@@ -33,10 +34,21 @@ const char* part_of(const ReplayedBatch& batch) {
   return batch.own.outputs != batch.by_next.outputs ? "forward's outputs" : "its gradients";
 }
 
+std::string text_of_batches(const std::vector<int>& disputed, const std::vector<int>& job_ranks) {
+  const auto in_job = [&](int rank) { return job_ranks.at(static_cast<size_t>(rank)); };
+  if (all_of(disputed, [&](int rank) { return in_job(rank) == rank; })) {
+    return ranks_text(disputed) + "'s batch";
+  }
+  return "the batch of " + joined_by(", ", c10::fmap(disputed, [&](int rank) {
+                                       return describe_rank(rank, in_job(rank));
+                                     }));
+}
+
 }  // namespace
 
 ReplayVerdict judge(
-    const std::vector<ReplayedBatch>& batches, const std::vector<std::string>& hosts) {
+    const std::vector<ReplayedBatch>& batches, const std::vector<std::string>& hosts,
+    const std::vector<int>& job_ranks) {
   const auto ranks = static_cast<int>(batches.size());
   std::vector<int> disputed;
   std::set<int> wrong;
@@ -49,18 +61,18 @@ ReplayVerdict judge(
   if (disputed.empty()) return {};
   const auto& first = batches[static_cast<size_t>(disputed.front())];
   auto text = ddp::str(
-      kExpected, "got others in ", part_of(first), " of ", ranks_text(disputed), "'s batch");
+      kExpected, "got others in ", part_of(first), " of ", text_of_batches(disputed, job_ranks));
   const bool are_all = disputed.size() == batches.size();
-  if (are_all && ranks > 2) return {text + kNotRepeated, {}};
+  if (are_all && ranks > 2) return {text + ". T" + kNotRepeated, {}};
   ReplayVerdict verdict{"", {wrong.begin(), wrong.end()}};
-  const auto names =
-      joined_by(", ", c10::fmap(verdict.wrong, [&](int rank) {
-                  return ddp::str("rank ", rank, " (host ", hosts[static_cast<size_t>(rank)], ")");
-                }));
+  const auto names = joined_by(", ", c10::fmap(verdict.wrong, [&](int rank) {
+                                 const auto r = static_cast<size_t>(rank);
+                                 return describe_rank(rank, job_ranks.at(r), hosts.at(r));
+                               }));
   const bool is_decided = ranks > 2 && verdict.wrong.size() < 3;
   verdict.text = ddp::str(
       text, is_decided ? ". By a third rank wrong: " : ". Any of these may be wrong: ", names, ".",
-      kRemedyOfReplay);
+      kRemedyOfReplay, are_all ? " Or t" : "", are_all ? kNotRepeated : "");
   return verdict;
 }
 

@@ -29,12 +29,13 @@ struct ReplayVerdict {
   std::vector<int> wrong = {};  // in rising order; none where no rank can be blamed
 };
 
-/// Decides by the third rank; of two ranks both are wrong. Where several ranks' batches are all
+/// Decides by the third rank; of two ranks both may be wrong. Where several ranks' batches are all
 /// disputed, the program does not repeat itself.
 ///
 /// \param batches  by the rank whose they are; `by_third` only of three ranks and more.
-/// \param hosts  names, by rank.
+/// \param hosts  names, by rank of the group. \param job_ranks  numbers in the job, likewise.
 ReplayVerdict judge(
-    const std::vector<ReplayedBatch>& batches, const std::vector<std::string>& hosts);
+    const std::vector<ReplayedBatch>& batches, const std::vector<std::string>& hosts,
+    const std::vector<int>& job_ranks);
 
 }  // namespace ddp

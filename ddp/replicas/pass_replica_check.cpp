@@ -36,14 +36,17 @@ void PassReplicaCheck::compare_first(
 }
 
 void PassReplicaCheck::start(
-    c10::function_ref<std::vector<at::Tensor>()> find, c10::function_ref<uint64_t()> hash_more,
-    c10d::ProcessGroup& group) {
-  if (every_.value_or(0) == 0 || group.getSize() == 1 || ++passes_ % *every_ != 0) return;
-  const auto tensors = find();
+    c10::Device device, c10::function_ref<std::vector<at::Tensor>()> find,
+    c10::function_ref<uint64_t()> hash_more, c10d::ProcessGroup& group) {
+  if (every_.value_or(0) == 0 || group.getSize() == 1) return;
+  // In any pass: the graph replays one without a check, and no later pass would have one.
   DDP_CHECK(
-      !is_capturing(tensors.front().device()),
+      !is_capturing(device),
       "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
-      "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
+      "got one of a model with check_replicas_every or vote. Leave these out, and call "
+      "check_replicas().");
+  if (++passes_ % *every_ != 0) return;
+  const auto tensors = find();
   hash_ = mixed(hash_of(tensors), hash_more());
   comparison_.start(hash_, tensors.front().device(), group);
 }

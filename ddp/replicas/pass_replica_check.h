@@ -40,10 +40,13 @@ class PassReplicaCheck {
   /// Call it once a pass, on every rank. In every `every`-th, starts to compare a hash of the
   /// tensors that `find` returns, and of what `hash_more` hashes.
   ///
+  /// \param device  of the first of them.
+  /// \throws c10::Error  while a graph is captured, also in a pass between.
+  ///
   /// Collective: yes, in those passes. Blocks: no.
   void start(
-      c10::function_ref<std::vector<at::Tensor>()> find, c10::function_ref<uint64_t()> hash_more,
-      c10d::ProcessGroup& group);
+      c10::Device device, c10::function_ref<std::vector<at::Tensor>()> find,
+      c10::function_ref<uint64_t()> hash_more, c10d::ProcessGroup& group);
 
   /// Where a comparison of this pass found that the ranks' parameters differ.
   enum class Found {
@@ -54,6 +57,8 @@ class PassReplicaCheck {
 
   /// The pass's result, the same on every rank. Call it at the end of a pass.
   Found finish(GroupMonitor& monitor);
+  /// Forgets a comparison that no finish() has read: the pass has another error.
+  void drop() { comparison_.drop(); }
 
   /// This rank's hash in the last comparison.
   uint64_t hash() const { return hash_; }

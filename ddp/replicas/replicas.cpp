@@ -177,8 +177,8 @@ uint64_t State::hash_of_compared() const {
 PassError State::voted(std::string text, std::vector<std::string> values) const {
   if (!options_.vote()) return {std::move(text), {}};
   const auto texts = gather_strings(
-      text_of(Ballot{std::move(values), host_name()}), group(), "voting on the ranks' replicas",
-      &monitor());
+      text_of(Ballot{std::move(values), host_name(), monitor().job_rank(monitor().rank())}),
+      group(), "voting on the ranks' replicas", &monitor());
   const auto ballots = c10::fmap(texts, ballot_of);
   auto verdict = vote(ballots);
   return {ddp::str(text, " ", describe(verdict, ballots), kRemedyOfVote), std::move(verdict.wrong)};

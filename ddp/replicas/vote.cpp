@@ -20,8 +20,8 @@ RanksByValue ranks_by_value(const std::vector<Ballot>& ballots, size_t i) {
 
 std::string with_hosts(const std::vector<int>& ranks, const std::vector<Ballot>& ballots) {
   return joined_by(", ", c10::fmap(ranks, [&](int rank) {
-                     return ddp::str(
-                         "rank ", rank, " (host ", ballots[static_cast<size_t>(rank)].host, ")");
+                     const auto& ballot = ballots[static_cast<size_t>(rank)];
+                     return describe_rank(rank, ballot.job_rank, ballot.host);
                    }));
 }
 
@@ -58,11 +58,21 @@ std::string describe(const Verdict& verdict, const std::vector<Ballot>& ballots)
       " ranks are equal to the bit.");
 }
 
-std::string text_of(const Ballot& ballot) { return packed({packed(ballot.values), ballot.host}); }
+std::string describe_rank(int rank, int job_rank, const std::string& host) {
+  std::vector<std::string> more;
+  if (job_rank != rank) more.push_back(ddp::str("rank ", job_rank, " of the job"));
+  if (!host.empty()) more.push_back("host " + host);
+  const auto text = ddp::str("rank ", rank);
+  return more.empty() ? text : ddp::str(text, " (", joined_by(", ", more), ")");
+}
+
+std::string text_of(const Ballot& ballot) {
+  return packed({packed(ballot.values), ballot.host, std::to_string(ballot.job_rank)});
+}
 
 Ballot ballot_of(const std::string& text) {
   const auto parts = unpacked(text);
-  return {unpacked(parts.at(0)), parts.at(1)};
+  return {unpacked(parts.at(0)), parts.at(1), std::stoi(parts.at(2))};
 }
 
 }  // namespace ddp

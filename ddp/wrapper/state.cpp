@@ -50,6 +50,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   const bool is_offered = replay_.take_offer();
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
+  replay_.count_forward();
   if (const torch::nn::Module* const module = tensors_.module().get()) {
     log_forward<torch::nn::Module>(module);
   }
@@ -113,6 +114,7 @@ void State::note_exception(const char* who_threw, bool others_wait) noexcept {
 // did not: they ran inside no_sync(), where ranks may run as many as they like.
 void State::sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   monitor().check();
+  replay_.count_forward();
   training_forwards().begin();
   try {
     check_outputs_to_sync(outputs);
@@ -141,6 +143,8 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
 
 void State::end() {
   training_forwards().restart();
+  replay_.end_pass();
+  replica_check_.drop();
   terms().forget_samples();
 }
 
@@ -176,7 +180,8 @@ void State::start(int source) {
   if (!owner_.join_context()) {
     if (group()->getSize() > 1) replay_if_due();
     replica_check_.start(
-        [this] { return all_parameters(); }, [this] { return hash_of_compared(); }, *group());
+        device(), [this] { return all_parameters(); }, [this] { return hash_of_compared(); },
+        *group());
     inputs_.start(*group(), device());
   }
   buffers_->start(source, *group());
@@ -191,18 +196,18 @@ bool State::offer_call() {
 void State::note_call(detail::CallArguments arguments, detail::RepeatCall repeat) {
   std::vector<at::Tensor> parameters;
   for (const auto& p : reducer_->parameters()) {
-    if (p.tensor.requires_grad()) parameters.push_back(p.tensor);
+    // The gradient of a tensor of also_average() does not come from forward's outputs.
+    if (p.tensor.requires_grad() && !p.is_outside) parameters.push_back(p.tensor);
   }
   replay_.note_call(std::move(arguments), std::move(repeat), wrapped(), parameters);
 }
 
 void State::replay_if_due() {
   DDP_CHECK(
-      !replay_.is_due() || !is_capturing(device()),
+      !replay_.is_enabled() || !is_capturing(device()),
       "DistributedDataParallel: expected a graph to be captured in a step without a replayed "
-      "batch, "
-      "got one in which replay_every has it. Leave that out.");
-  replay_.run(group(), monitor(), training_forwards().since_restart());
+      "batch, got one of a model with replay_every. Leave that out.");
+  replay_.run(group(), monitor());
 }
 
 void State::check_replay(const std::vector<NamedParameter>& parameters) const {

@@ -73,11 +73,18 @@ TEST_CASE("a step with a status exchange is not captured", "[ranks][capture][err
 }
 
 TEST_CASE("a step that compares replicas is not captured", "[ranks][capture][errors]") {
-  for (const auto& rank : step_errors_of_ranks(Options().check_replicas_every(4), false)) {
+  const bool votes = GENERATE(false, true);
+  CAPTURE(votes);
+  // With vote(true) in each 50th pass, and in no captured one.
+  const auto options = votes ? Options().vote(true) : Options().check_replicas_every(4);
+  for (const auto& rank : step_errors_of_ranks(options, false)) {
     CHECK_THAT(
-        rank.captured, ContainsText("got one in which check_replicas_every has it") &&
+        rank.captured, ContainsText("got one of a model with check_replicas_every or vote") &&
                            ContainsText("call check_replicas()"));
-    CHECK_THAT(rank.after_capture, ContainsText("check_replicas_every has it"));
+    CHECK_THAT(rank.after_capture, ContainsText("check_replicas_every or vote"));
+  }
+  for (const auto& rank : step_errors_of_ranks(Options().replay_every(50), false)) {
+    CHECK_THAT(rank.captured, ContainsText("got one of a model with replay_every"));
   }
 }
 

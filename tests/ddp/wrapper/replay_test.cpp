@@ -1,6 +1,7 @@
 // replay_every: which rank is named after an activation or a gradient of it has another bit.
 // DDP_TEST_FLIPS=1000 changes as many bits, and prints how many had no effect.
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -16,9 +17,6 @@
 #include <ddp/internal/text.h>
 #include <torch/torch.h>
 
-#include "ddp/replay/repeat_scope.h"
-#include "ddp/replay/replay_verdict.h"
-#include "ddp/replay/tensor_message.h"
 #include "ddp/wrapping.h"
 #include "support/nets.h"
 #include "support/ranks.h"
@@ -124,34 +122,7 @@ void check_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
   }
 }
 
-ReplayedBatch batch(uint64_t own, uint64_t next, uint64_t third = 0) {
-  return {{own, 1}, {next, 1}, {third, 1}};
-}
-
 }  // namespace
-
-TEST_CASE("a third rank decides a disputed batch", "[ddp][vote]") {
-  using Ranks = std::vector<int>;
-  const std::vector<std::string> hosts{"a", "b", "c", "d"};
-  const auto wrong = [&](std::vector<ReplayedBatch> batches) {
-    return judge(batches, {hosts.begin(), hosts.begin() + static_cast<int>(batches.size())});
-  };
-  const auto right = batch(5, 5, 5);
-  CHECK(wrong({right, right, right}).text.empty());
-  CHECK(wrong({right, batch(4, 5, 5), right}).wrong == Ranks{1});
-  CHECK(wrong({right, batch(5, 4, 5), right}).wrong == Ranks{2});
-  CHECK(wrong({right, right, batch(5, 4, 5)}).wrong == Ranks{0});
-  CHECK(wrong({batch(3, 4, 5), right, right, right}).wrong == Ranks{0, 1, 2});
-  // A rank that is always wrong, of both batches that it computes.
-  CHECK(wrong({batch(5, 4, 5), batch(4, 5, 5), right}).wrong == Ranks{1});
-  CHECK_THAT(
-      wrong({right, batch(4, 5, 5), right}).text,
-      ContainsText("forward's outputs of rank 1's batch. By a third rank wrong: rank 1 (host b)."));
-  CHECK(wrong({right, batch(4, 5)}).wrong == Ranks{0, 1});
-  const auto all = wrong({batch(1, 2, 3), batch(1, 2, 3), batch(1, 2, 3)});
-  CHECK(all.wrong.empty());
-  CHECK_THAT(all.text, ContainsText("does not repeat itself"));
-}
 
 TEST_CASE("replayed batches leave no trace", "[ranks][ddp][vote]") {
   const int ranks = GENERATE(1, 2, 3);
@@ -184,68 +155,6 @@ TEST_CASE("replayed batches leave no trace", "[ranks][ddp][vote]") {
   };
   const auto without = trained(0), with = trained(2);
   for (size_t rank = 0; rank < with.size(); ++rank) check_equal(with[rank], without[rank]);
-}
-
-TEST_CASE("a repeated call finds the other rank's numbers and buffers", "[ddp][vote]") {
-  const auto buffer = torch::arange(3.0F);
-  const std::vector<at::Tensor> buffers{buffer};
-  torch::manual_seed(3);
-  std::vector<at::Tensor> others;
-  for (const auto& t : surroundings_of(buffers, at::kCPU)) others.push_back(t.clone());
-  const auto drawn = torch::rand({4});
-  torch::manual_seed(5);
-  buffer.fill_(9);
-  const auto version = buffer._version();
-  const auto expected = [] {
-    torch::manual_seed(5);
-    return torch::rand({4});
-  }();
-  torch::manual_seed(5);
-  {
-    const RepeatScope scope(others, AutocastState::current(), buffers, at::kCPU);
-    CHECK(torch::rand({4}).equal(drawn));
-    CHECK(buffer.equal(torch::arange(3.0F)));
-    buffer.mul_(2);
-  }
-  CHECK(buffer.equal(torch::full({3}, 9.0F)));
-  CHECK(buffer._version() == version);
-  CHECK(torch::rand({4}).equal(expected));
-}
-
-TEST_CASE("a message keeps strides and places in a line", "[ddp][vote]") {
-  const auto whole = torch::arange(60.0F).view({3, 4, 5});
-  const std::vector<at::Tensor> tensors{
-      whole.transpose(0, 2),
-      whole.select(2, 1),
-      torch::ones({1}).expand({4, 7}),
-      torch::zeros({0, 3}),
-      torch::tensor(2.5, at::kDouble).requires_grad_(),
-      {},
-      whole.slice(0, 1, 3)};
-  TensorMessage message;
-  for (const auto& tensor : tensors) message.add(tensor);
-  const auto bytes = message.bytes();
-  CHECK(TensorMessage::size_of(message.layout()) == bytes.numel());
-  const auto read = TensorMessage::read(message.layout(), bytes, at::kCPU);
-  REQUIRE(read.size() == tensors.size());
-  for (size_t i = 0; i < read.size(); ++i) {
-    CAPTURE(i);
-    REQUIRE(read[i].defined() == tensors[i].defined());
-    if (!read[i].defined()) continue;
-    CHECK(read[i].equal(tensors[i]));
-    CHECK(read[i].strides() == tensors[i].strides());
-    CHECK(read[i].requires_grad() == tensors[i].requires_grad());
-    if (read[i].numel() == 0) continue;
-    const auto place = [](const at::Tensor& t) {
-      return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 512;
-    };
-    CHECK(place(read[i]) == place(tensors[i]));
-  }
-  CHECK_THAT(
-      error_of([&] {
-        message.add(torch::ones({2, 2}).to_sparse());
-      }),
-      ContainsText("replay_every: expected tensors that have memory of their own"));
 }
 
 namespace {
@@ -366,6 +275,107 @@ TEST_CASE("what cannot be replayed is an error on every rank", "[ranks][ddp][vot
             for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
           }),
       ContainsText("does not repeat itself"));
+}
+
+namespace {
+
+/// Returns logits beside what they are computed from, or twice.
+struct TwoOutputsImpl : torch::nn::Module {
+  explicit TwoOutputsImpl(bool is_twice) : is_twice_(is_twice) {
+    set_waves(*this, {1.3, 0.2, 0, 0.3});
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    auto hidden = torch::tanh(in(x));
+    auto logits = out(hidden);
+    if (is_twice_) return {logits, logits};
+    return {logits, hidden};
+  }
+  torch::nn::Linear in{register_module("in", torch::nn::Linear(6, 9))};
+  torch::nn::Linear out{register_module("out", torch::nn::Linear(9, 3))};
+
+ private:
+  bool is_twice_;
+};
+TORCH_MODULE(TwoOutputs);
+
+}  // namespace
+
+TEST_CASE("outputs that depend on each other are replayed", "[ranks][ddp][vote]") {
+  const bool is_twice = GENERATE(false, true), uses_both = GENERATE(false, true);
+  CAPTURE(is_twice, uses_both);
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    DistributedDataParallel model(TwoOutputs(is_twice), in(self).replay_every(1));
+    for (int step = 0; step < 2; ++step) {
+      const auto y = model->forward(batch_of(self.rank, step));
+      auto loss = y[0].square().sum();
+      if (uses_both) loss = loss + y[1].sin().sum();
+      loss.backward();
+    }
+  });
+  for (const auto& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("a tensor of also_average is no part of a replayed batch", "[ranks][ddp][vote]") {
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    DistributedDataParallel model(Net(), in(self).replay_every(1));
+    const auto outside = torch::ones({3}, at::requires_grad());
+    model->also_average({outside});
+    for (int step = 0; step < 2; ++step) {
+      (model->forward(batch_of(self.rank, step)).sum() + outside.exp().sum()).backward();
+    }
+  });
+  for (const auto& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("an evaluation before the backward pass names no rank", "[ranks][ddp][vote]") {
+  const int evaluating = GENERATE(1, 3);  // that rank alone, or all
+  const bool again_trains = GENERATE(false, true);
+  CAPTURE(evaluating, again_trains);
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    DistributedDataParallel model(
+        Net(), in(self).replay_every(1).broadcast_buffers(false).find_unused_parameters(true));
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = model->forward(batch_of(self.rank, step)).square().sum();
+      if (evaluating == 3 || evaluating == self.rank) {
+        model->eval();
+        model->forward(batch_of(self.rank, step + 7));
+        if (again_trains) model->train();
+      }
+      loss.backward();
+      model->train();
+    }
+  });
+  for (const auto& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("another error of a pass takes its verdict along", "[ranks][ddp][vote][errors]") {
+  const auto errors = run_ranks<std::vector<std::string>>(3, [&](const Rank& self) {
+    DistributedDataParallel model(
+        Net(), in(self).replay_every(2).broadcast_buffers(false).find_nonfinite(true));
+    std::vector<std::string> of_steps;
+    for (int step = 1; step <= 4; ++step) {
+      of_steps.push_back(error_of([&] {
+        model->zero_grad();
+        const bool is_faulty = step == 2 && self.rank == 1;
+        // Of the sign bit of an element.
+        fault = is_faulty ? Fault{Fault::In::Activation, 31} : Fault();
+        fault.is_own = true;
+        const auto y = model->forward(batch_of(self.rank, step));
+        fault = {};
+        auto loss = y.square().sum();
+        if (step == 2 && self.rank == 0) loss = loss * INFINITY;
+        loss.backward();
+      }));
+    }
+    return of_steps;
+  });
+  for (const auto& of_rank : errors) {
+    CHECK(of_rank[0] == "");
+    CHECK(!of_rank[1].empty());
+    CHECK(of_rank[1].find("replay_every") == std::string::npos);
+    CHECK(of_rank[2] == "");
+    CHECK(of_rank[3] == "");
+  }
 }
 
 TEST_CASE("a replayed pass names the rank of a changed bit", "[ranks][ddp][vote]") {

@@ -101,7 +101,8 @@ std::string wrong_text(int rank) {
 std::vector<Ballot> ballots_of(const std::vector<std::vector<std::string>>& values) {
   std::vector<Ballot> ballots;
   for (const auto& of_rank : values)
-    ballots.push_back({of_rank, "h" + std::to_string(ballots.size())});
+    ballots.push_back(
+        {of_rank, "h" + std::to_string(ballots.size()), static_cast<int>(ballots.size())});
   return ballots;
 }
 
@@ -135,7 +136,14 @@ TEST_CASE("a vote's text names ranks and hosts", "[ddp][vote]") {
       "No majority of the 2 ranks is equal, so that any of them may be wrong: rank 0 (host h0), "
       "rank "
       "1 (host h1).");
-  const auto again = ballot_of(text_of(one[2]));
+  auto part = one;
+  for (auto& ballot : part) ballot.job_rank = 1 + 4 * ballot.job_rank;
+  CHECK_THAT(
+      describe(vote(part), part),
+      ContainsText("By vote wrong: rank 2 (rank 9 of the job, host h2);"));
+  CHECK(vote(part).wrong == std::vector<int>{2});
+  const auto again = ballot_of(text_of(part[2]));
+  CHECK(again.job_rank == 9);
   CHECK(again.values == one[2].values);
   CHECK(again.host == "h2");
 }
