@@ -96,7 +96,7 @@ int64_t number_in(const char* file, const std::string& name) {
   return number;
 }
 
-/// What a rank of spawn() measured.
+/// The measurements of a rank of spawn().
 struct SetupCost {
   double init = 0;
   double wrap = 0;

@@ -60,7 +60,7 @@ int64_t peak_of(const WorldRow& row) {
   return std::max<int64_t>(0, memory("VmHWM") - before);
 }
 
-/// Of this thread, so that other jobs of the machine do not count.
+/// This thread's processor time, so that other jobs of the machine do not count.
 double processor_microseconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

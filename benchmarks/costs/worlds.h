@@ -16,10 +16,10 @@ struct WorldRow {
   std::function<std::shared_ptr<void>()> run;
 };
 
-/// What one rank makes of a group: other groups, wrappers, optimizers, samplers.
+/// Measures what one rank makes of a group: other groups, wrappers, optimizers, samplers.
 std::vector<WorldRow> rows_of_groups(int ranks);
 
-/// What a process makes of the tables of all ranks: of checkpoints, and of an elastic job.
+/// Measures what a process makes of the tables of all ranks: of checkpoints, and of an elastic job.
 ///
 /// \param folder  for files, which the caller removes.
 std::vector<WorldRow> rows_of_tables(int ranks, const std::string& folder);

@@ -20,7 +20,7 @@ struct Ballot {
   int job_rank = 0;  // its number in the job, which may have other ranks beside the voting group
 };
 
-/// Lets more than half of the ranks outvote the others; nobody is wrong where all are equal.
+/// Lets more than half of the ranks outvote the others; no rank is wrong where all are equal.
 ///
 /// \param ballots  by rank.
 Verdict vote(const std::vector<Ballot>& ballots);

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// What a c10d socket looks up of an address that it connects to.
+/// The look-up that a c10d socket makes of an address that it connects to.
 std::pair<int, std::string> name_of(const char* address) {
   sockaddr_in6 peer{};
   peer.sin6_family = AF_INET6;
@@ -55,7 +55,7 @@ struct Host {
 TEST_CASE("look-ups of names find nothing, and say so, while a call runs", "[comm]") {
   std::pair<int, std::string> mapped, other;
   const int count = ddp::without_name_lookups([&] {
-    mapped = name_of("::ffff:203.0.113.7");  // of RFC 5737: nobody's
+    mapped = name_of("::ffff:203.0.113.7");  // RFC 5737 gives it to no host
     other = name_of("2001:db8::7");
   });
   // Not EAI_AGAIN, of which c10d prints a warning.

@@ -55,7 +55,7 @@ TEST_CASE("a third rank decides a disputed batch", "[ddp][vote]") {
   const auto both = wrong({right, batch(4, 5)});
   CHECK(both.wrong == Ranks{0, 1});
   CHECK(both.text.find("does not repeat itself") == std::string::npos);
-  // Of two ranks, the program may be the cause, too.
+  // The program may be the cause, too, where there are two ranks.
   const auto two = wrong({batch(4, 5), batch(4, 5)});
   CHECK(two.wrong == Ranks{0, 1});
   CHECK_THAT(
