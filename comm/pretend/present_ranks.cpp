@@ -64,7 +64,10 @@ std::optional<PretendedRank> read_pretended_rank(const Lookup& lookup, int rank,
 
 bool is_pretended() { return read_variable(process_variable, kPretendVariable).has_value(); }
 
-EqualMessages::EqualMessages() { ++equal_messages; }
+EqualMessages::EqualMessages(const at::Tensor& received, const at::Tensor& sent) {
+  if (is_pretended()) received.copy_(sent);
+  ++equal_messages;
+}
 EqualMessages::~EqualMessages() { --equal_messages; }
 bool EqualMessages::are_expected() { return equal_messages > 0; }
 

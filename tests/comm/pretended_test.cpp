@@ -142,9 +142,9 @@ TEST_CASE(
   const auto group = group_of(1, 8);
   auto tensor = at::ones({1});
   send(tensor, 2, 0, group);
-  auto kept = at::full({1}, 3.0);
+  auto kept = at::zeros({1});
   {
-    const EqualMessages equal;
+    const EqualMessages equal(kept, at::full({1}, 3.0));
     recv(kept, 2, 0, group);
   }
   CHECK(values(kept) == Values{3});

@@ -1,6 +1,7 @@
 // Whether this process is a rank of a job whose other ranks need not exist: ddprun --pretend.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/macros/Macros.h>
 #include <ddp/export.h>
 
@@ -14,10 +15,11 @@ DDP_API bool is_pretended();
 DDP_API void check_not_pretended(const char* subject, const char* remedy);
 
 /// While it exists, a message that this thread receives from a rank that does not exist leaves its
-/// tensor as it is: for exchanges of the library's own, whose ranks have equal tensors there.
+/// tensor as it is: for exchanges of the library's own, whose ranks have equal tensors there. In a
+/// pretended rank `received` becomes `sent` before.
 class DDP_API EqualMessages {
  public:
-  EqualMessages();
+  EqualMessages(const at::Tensor& received, const at::Tensor& sent);
   ~EqualMessages();
   C10_DISABLE_COPY_AND_ASSIGN(EqualMessages);
 
