@@ -26,6 +26,8 @@
 namespace ddp::testing {
 namespace {
 
+constexpr int kPipeBytes = 1 << 20;  // the most that Linux allows by default
+
 struct Pipe {
   Fd read;
   Fd write;
@@ -34,6 +36,9 @@ struct Pipe {
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  // A test waits for one program while others write: a full pipe would stop them. LibTorch's store
+  // warns with a stack of 3 KB each time that it is called after its host ended.
+  ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
