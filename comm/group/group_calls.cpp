@@ -74,6 +74,8 @@ std::vector<c10::IValue> dispatcher_tensors(const Collective& c) {
   return {c.out, c.in};
 }
 
+thread_local uint64_t started_calls = 0;
+
 using backends::ServedBackend;
 
 /// The capabilities of a group's backend now: it may have connected since.
@@ -185,6 +187,8 @@ void MonitoredGroup::check_in_use() const {
       " of ", getSize(), ". Make a new group, and a new wrapper of the module over it.");
 }
 
+uint64_t calls_of_this_thread() { return started_calls; }
+
 WorkPtr MonitoredGroup::run(Collective c) {
   const auto device = c.first().device().type();
   RECORD_FUNCTION(dispatcher_name(c.type), dispatcher_tensors(c));
@@ -220,6 +224,7 @@ WorkPtr MonitoredGroup::recorded(
       on_rank_text(*this),
       ". A graph keeps the communicators of ranks that may be lost. Train without CapturedStep.");
   if (getSize() == 1) return start();
+  ++started_calls;
   const auto lane = CallHistory::lane_of(device);
   // Added before the start, which may run callbacks that start other collectives.
   const auto number = calls_->add(lane, call);
@@ -283,6 +288,7 @@ WorkPtr MonitoredGroup::start_message(
       tensors.size() == 1, "send, recv: expected one tensor, got ", tensors.size(), " ",
       on_rank_text(*this), ". Call it once for each.");
   auto& backend = *serving(tensors[0].device().type()).backend;
+  ++started_calls;
   RECORD_FUNCTION(dispatcher_name, std::vector<c10::IValue>{tensors[0]});
   const auto number = log_call(kind, tensors, peer, tag);
   WorkPtr work;

@@ -36,6 +36,9 @@ namespace {
 using torch::autograd::variable_list;
 
 constexpr const char* kDoing = "repeating another rank's micro-batch";
+constexpr const char* kCommunicates =
+    "replay_every: expected a module that communicates nothing, got one whose forward called "
+    "collectives. Leave replay_every out.";
 constexpr const char* kRepeated =
     "replay_every: expected one gradient of each parameter in a backward pass, got several, as of "
     "a checkpoint that runs a backward pass of its own. Leave replay_every out.";
@@ -126,23 +129,35 @@ struct PassReplay::Noted {
   AutocastState autocast;
   TensorMessage message;  // arguments, surroundings, and then gradients of outputs
   uint64_t outputs = 0;
+  uint64_t calls_before = 0;  // collectives that this thread had started
+  bool communicates = false;
   bool has_outputs = false;
-  bool has_other_hooks = false;  // of the program, which a repeated pass would call
   std::shared_ptr<PassGradients> gradients = std::make_shared<PassGradients>();
 
   void add_hooks() {
-    namespace impl = torch::autograd::impl;
     gradients->of_parameters.resize(parameters.size());
     for (size_t i = 0; i < parameters.size(); ++i) {
-      has_other_hooks = has_other_hooks || !impl::hooks(parameters[i]).empty();
-      impl::add_hook(parameters[i], std::make_unique<GradientHash>(gradients, i));
+      // add_hook() takes no tensor that has hooks.
+      torch::autograd::impl::hooks(parameters[i])
+          .push_back(std::make_unique<GradientHash>(gradients, i));
     }
+  }
+  bool is_mine(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) const {
+    const auto* mine = dynamic_cast<const GradientHash*>(hook.get());
+    return mine != nullptr && mine->owner() == gradients.get();
+  }
+  /// Whether the program has hooks on parameters, which a repeated pass would call. The first that
+  /// it registers on a parameter takes the place of the hash's.
+  bool has_other_hooks() const {
+    return any_of(parameters, [this](const at::Tensor& parameter) {
+      const auto& hooks = torch::autograd::impl::hooks(parameter);
+      return hooks.size() != 1 || !is_mine(hooks.front());
+    });
   }
   void remove_hooks() {
     for (const auto& parameter : parameters) {
-      drop_if(torch::autograd::impl::hooks(parameter), [&](const auto& hook) {
-        const auto* mine = dynamic_cast<const GradientHash*>(hook.get());
-        return mine != nullptr && mine->owner() == gradients.get();
+      drop_if(torch::autograd::impl::hooks(parameter), [this](const auto& hook) {
+        return is_mine(hook);
       });
     }
   }
@@ -161,6 +176,7 @@ struct PassReplay::Received {
 struct PassReplay::Exchange {
   std::vector<std::string> messages, hosts;
   std::vector<int> job_ranks;
+  bool has_other_hooks = false;  // on this rank
   bool with_gradients = true;
 };
 
@@ -212,9 +228,14 @@ void PassReplay::note_call(
   noted_ = std::move(noted);
 }
 
+void PassReplay::enter_forward() {
+  if (noted_) noted_->calls_before = calls_of_this_thread();
+}
+
 void PassReplay::note_outputs(const std::vector<at::Tensor>& outputs) {
   if (!noted_ || noted_->has_outputs) return;
   noted_->has_outputs = true;
+  noted_->communicates = calls_of_this_thread() != noted_->calls_before;
   noted_->outputs = hash_of_list(outputs);
   noted_->gradients->of_outputs.resize(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -287,9 +308,10 @@ bool PassReplay::exchange_texts(
   const bool has_call = noted_ && noted_->has_outputs;
   if (has_call) problem = problem_of([&] { text = message_text(); });
   if (has_call && noted_->gradients->has_repeated) problem = kRepeated;
+  if (has_call && noted_->communicates) problem = kCommunicates;
   // Without a gradient of an output, the backward pass was that of an earlier forward pass.
   const bool has_gradients =
-      has_call && forwards_ == 1 && !noted_->has_other_hooks &&
+      has_call && forwards_ == 1 && !exchange.has_other_hooks &&
       any_of(noted_->gradients->of_outputs, [](const auto& t) { return t.defined(); });
   const auto texts = gather_strings(
       packed({has_call ? "1" : "", has_gradients ? "1" : "", problem, text, host_name()}), group,
@@ -346,8 +368,11 @@ void PassReplay::run(const ProcessGroup& group, GroupMonitor& monitor) {
     std::unique_ptr<Noted>& noted;
     ~Forget() { noted.reset(); }
   } forget{noted_};
-  if (noted_) noted_->remove_hooks();
   Exchange exchange;
+  if (noted_) {
+    exchange.has_other_hooks = noted_->has_other_hooks();
+    noted_->remove_hooks();
+  }
   if (!exchange_texts(group, monitor, exchange)) return;
   const auto ranks = static_cast<size_t>(group->getSize());
   std::vector<ReplayedBatch> batches(ranks);

@@ -50,6 +50,8 @@ class PassReplay {
   void note_call(
       detail::CallArguments arguments, detail::RepeatCall repeat, const torch::nn::Module& module,
       const std::vector<at::Tensor>& parameters);
+  /// Call it before the module's own forward.
+  void enter_forward();
   /// Notes what that pass returned.
   void note_outputs(const std::vector<at::Tensor>& outputs);
 

@@ -18,7 +18,7 @@ constexpr const char* kRemedyOfReplay =
     " If the module is deterministic, memory or computation there is wrong: take the host, or its "
     "GPU, out of the job.";
 constexpr const char* kNotRepeated =
-    "he module or the loss does not repeat itself: an operator that is not deterministic, a "
+    "the module or the loss does not repeat itself: an operator that is not deterministic, a "
     "value that forward keeps outside of its buffers, or a part of the loss that has parameters "
     "and does not come from what forward returned. Leave replay_every out.";
 
@@ -63,7 +63,7 @@ ReplayVerdict judge(
   auto text = ddp::str(
       kExpected, "got others in ", part_of(first), " of ", text_of_batches(disputed, job_ranks));
   const bool are_all = disputed.size() == batches.size();
-  if (are_all && ranks > 2) return {text + ". T" + kNotRepeated, {}};
+  if (are_all && ranks > 2) return {text + ". All batches differ, so " + kNotRepeated, {}};
   ReplayVerdict verdict{"", {wrong.begin(), wrong.end()}};
   const auto names = joined_by(", ", c10::fmap(verdict.wrong, [&](int rank) {
                                  const auto r = static_cast<size_t>(rank);
@@ -72,7 +72,7 @@ ReplayVerdict judge(
   const bool is_decided = ranks > 2 && verdict.wrong.size() < 3;
   verdict.text = ddp::str(
       text, is_decided ? ". By a third rank wrong: " : ". Any of these may be wrong: ", names, ".",
-      kRemedyOfReplay, are_all ? " Or t" : "", are_all ? kNotRepeated : "");
+      kRemedyOfReplay, are_all ? " Else " : "", are_all ? kNotRepeated : "");
   return verdict;
 }
 

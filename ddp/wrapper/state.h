@@ -38,7 +38,10 @@ class DistributedDataParallelBase::State : public PassCompanion {
   ~State() override;
 
   void before_forward(std::optional<int64_t> samples);
-  void enter_forward() { precision_.begin_forward(); }
+  void enter_forward() {
+    precision_.begin_forward();
+    replay_.enter_forward();
+  }
   /// Whether note_inputs() is of use for the coming forward pass.
   bool wants_inputs() const {
     return inputs_.wants_inputs() && group()->getSize() > 1 && !is_in_join() && trains();
@@ -157,6 +160,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   uint64_t hash_of_compared() const;
   void check_frozen_parameters();
   void check_replay(const std::vector<NamedParameter>& parameters) const;
+  void check_inner_wrappers(const std::vector<NamedParameter>& parameters) const;
   void replay_if_due();
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;

@@ -214,9 +214,30 @@ std::vector<NamedParameter> State::checked_parameters() {
   check_layouts(module_state(wrapped(), tensors_.ignored()));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
   check_replay(parameters);
+  check_inner_wrappers(parameters);
   input_placement_ = {
       checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};
   return parameters;
+}
+
+/// Two wrappers may average a parameter, each in its own buckets, in any order. But with
+/// gradients that are views of buckets, one would write into a bucket that the other one averages.
+void State::check_inner_wrappers(const std::vector<NamedParameter>& parameters) const {
+  for (const auto& part : wrapped().modules()) {
+    const auto* inner = dynamic_cast<const DistributedDataParallelBase*>(part.get());
+    if (!inner) continue;
+    const auto& other = *inner->state_;
+    const bool has_views =
+        options_.gradient_as_bucket_view() || other.options_.gradient_as_bucket_view();
+    const auto averaged = has_views ? other.tensors_.trained() : std::vector<NamedParameter>();
+    for (const auto& p : parameters) {
+      DDP_CHECK_VALUE(
+          none_of(averaged, [&](const auto& theirs) { return theirs.tensor.is_same(p.tensor); }),
+          "gradient_as_bucket_view: expected parameters that one wrapper averages, got \"", p.name,
+          "\", which a wrapper inside the module averages, too. Name its parameters in "
+          "parameters_to_ignore, or leave gradient_as_bucket_view out of both.");
+    }
+  }
 }
 
 void State::compare_models(const std::exception_ptr& error) {

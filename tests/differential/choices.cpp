@@ -188,6 +188,7 @@ const std::vector<Choice>& choices() {
        {{"no"},
         {"yes", 1, "lazy_bucket_allocation stats_every check_replicas_every check_inputs vote"}}},
       {"nonfinite", {{"kept", 2}, {"found", 1, "find_nonfinite"}}},
+      {"replay", {{"no", 8}, {"yes", 1, "replay_every"}}},
       {"hook",
        {{"none", 3},
         {"all_reduce", 1, "register_comm_hook hooks::all_reduce"},
@@ -365,6 +366,7 @@ const std::vector<Need>& needs() {
       {"precision=bf16_output|bf16_uncast|bf16_kept|int8_gathers", "training=fsdp"},
       {"precision=bf16_kept", "layer=layer_norm"},
       {"join=*", "training=ddp|zero1|zero2"},
+      {"replay=*", "training=ddp"},
       {"state_in=*", "training=zero1|zero2|zero1_overlap|zero2_overlap"},
       {"exception=loop|optimizer", "steps=2|3"},
       {"collective=*", "steps=2|3"},
@@ -674,7 +676,27 @@ const std::vector<Rule>& rules() {
       {"average=*", "dtype=bfloat16"},
       {"average=*", "units=no_root"},
       {"schedule_of_rate=*", "exception=*"},
+      // Ranks here are threads of one process, which share its generator.
+      {"replay=*", "layer=dropout"},
+      // What looks like a wrong gradient, as its documentation says.
+      {"replay=*", "penalty=before|after"},
+      {"replay=*", "unused=one_rank|by_step"},
+      // A pretended rank gets as many bytes as its own batch, or its own part of a matrix, has.
+      {"replay=*", "calls=listed", "", "rows=even"},
+      {"optimizer=muon", "calls=listed", "", "mesh=none"},
       // What the documentation refuses.
+      {"replay=*", "layer=sync_batch_norm", "expected a module that communicates nothing"},
+      {"replay=*",
+       "layer=gathered|exchanged|cut_mlp|cut_mlp_sequence|cut_mlp_gathered|cut_table|"
+       "cut_table_sequence|cut_heads|cut_heads_sequence|cut_ring|cut_exchange",
+       "?expected a module that communicates nothing"},
+      {"replay=*", "layer=embedding_sparse", "?replay_every: expected dense gradients"},
+      {"replay=*", "output=run", "?replay_every: expected calls of forward"},
+      {"nested=twice", "as_view=yes", "?gradient_as_bucket_view: expected parameters that one"},
+      {"replay=*",
+       "precision=bf16|half|float_of_double|bf16_reduced_wide|bf16_reduced|reduce_bf16|bf16_"
+       "buffers",
+       "replay_every: expected parameters and gradients in their own dtypes"},
       {"stream_division=*", "reload=one_rank|more_ranks", "?as when it was saved"},
       {"stream_division=*", "change=rebound",
        "?the begin or the end of an epoch with by_shard(true)"},

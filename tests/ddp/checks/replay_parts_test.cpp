@@ -60,7 +60,7 @@ TEST_CASE("a third rank decides a disputed batch", "[ddp][vote]") {
   CHECK(two.wrong == Ranks{0, 1});
   CHECK_THAT(
       two.text, ContainsText("Any of these may be wrong: rank 0 (host a), rank 1 (host b).") &&
-                    ContainsText("Or the module or the loss does not repeat itself"));
+                    ContainsText("Else the module or the loss does not repeat itself"));
   const auto all = wrong({batch(1, 2, 3), batch(1, 2, 3), batch(1, 2, 3)});
   CHECK(all.wrong.empty());
   CHECK_THAT(all.text, ContainsText("does not repeat itself"));

@@ -93,6 +93,7 @@ TEST_CASE("a wrapper inside a wrapper trains as one process", "[ranks][ddp][nest
   const bool as_views = GENERATE(false, true);
   const bool finds_unused = GENERATE(false, true);
   CAPTURE(ignores, as_views, finds_unused);
+  if (as_views && !ignores) return;  // an error, below
   const auto expected = train_nested_alone(kRanks, kSteps);
   const auto results = run_ranks<std::vector<at::Tensor>>(kRanks, [&](const Rank& self) {
     auto options = in(self).gradient_as_bucket_view(as_views).find_unused_parameters(finds_unused);
@@ -115,6 +116,20 @@ TEST_CASE("a wrapper inside a wrapper trains as one process", "[ranks][ddp][nest
         outer->last->bias};
   });
   for (const auto& values : results) CHECK(all_close(values, expected, 1e-12, 1e-12));
+}
+
+TEST_CASE("two wrappers of a parameter have no views of buckets", "[ranks][ddp][nested][errors]") {
+  const bool inner_views = GENERATE(true, false);
+  CAPTURE(inner_views);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Outer outer(in(self).gradient_as_bucket_view(inner_views));
+    DistributedDataParallel model(outer, in(self).gradient_as_bucket_view(!inner_views));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("gradient_as_bucket_view: expected parameters that one wrapper "
+                            "averages, got \"inner.module.linear.weight\""));
+  }
 }
 
 TEST_CASE("forward_sync_buffers(false) shares buffers at construction", "[ranks][ddp]") {

@@ -178,6 +178,19 @@ struct ManyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Many);
 
+/// Asks the other ranks in forward.
+struct AskingImpl : torch::nn::Module {
+  explicit AskingImpl(ProcessGroup g) : group(std::move(g)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    auto sum = x.detach().sum().reshape({1});
+    all_reduce(sum, c10d::ReduceOp::SUM, group);
+    return linear(x) * sum;
+  }
+  const ProcessGroup group;
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(3, 2))};
+};
+TORCH_MODULE(Asking);
+
 /// A type that only this program knows.
 struct Own {
   at::Tensor tensor;
@@ -275,6 +288,38 @@ TEST_CASE("what cannot be replayed is an error on every rank", "[ranks][ddp][vot
             for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
           }),
       ContainsText("does not repeat itself"));
+  CHECK_THAT(
+      text_of(
+          2,
+          [&](const Rank& self) {
+            DistributedDataParallel model(Asking(self.group), in(self).replay_every(2));
+            for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
+          }),
+      ContainsText("whose forward called collectives"));
+}
+
+TEST_CASE("a program with hooks on parameters is replayed", "[ranks][ddp][vote]") {
+  enum class When { BeforeWrapping, AfterWrapping, BetweenPasses };
+  const auto when = GENERATE(When::BeforeWrapping, When::AfterWrapping, When::BetweenPasses);
+  CAPTURE(static_cast<int>(when));
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    constexpr int kSteps = 3;
+    Net net;
+    int calls = 0;
+    const auto add_hook = [&](When now) {
+      if (now == when) net->parameters().front().register_hook([&](const at::Tensor&) { ++calls; });
+    };
+    add_hook(When::BeforeWrapping);
+    DistributedDataParallel model(net, in(self).replay_every(1));
+    add_hook(When::AfterWrapping);
+    for (int step = 0; step < kSteps; ++step) {
+      const auto loss = model->forward(batch_of(self.rank, step)).square().sum();
+      if (step == 0) add_hook(When::BetweenPasses);
+      loss.backward();
+    }
+    TORCH_CHECK(calls == kSteps, calls, " calls");
+  });
+  for (const auto& error : errors) CHECK(error == "");
 }
 
 namespace {

@@ -61,6 +61,7 @@ DistributedDataParallelOptions replicas_options(RankRun& run) {
   if (p.is("buffers_of", "rank_0_later")) DDP_DO(trace, options.init_sync(false));
   // Ranks go on with parameters of their own.
   if (run.label() == "averager" && p.has("reload")) DDP_DO(trace, options.check_replicas_every(0));
+  if (p.is("replay", "yes")) DDP_DO(trace, options.replay_every(1));
   if (p.is("nonfinite", "found")) DDP_DO(trace, options.find_nonfinite(true));
   if (p.is("lazy_buckets", "yes")) {
     DDP_DO(

@@ -65,6 +65,9 @@ std::vector<c10::intrusive_ptr<c10d::Work>> start_messages(
     const std::vector<P2POp>& ops, const ProcessGroup& group,
     const std::function<std::string()>& where);
 
+/// How many collectives and messages this thread has started in groups of several ranks.
+uint64_t calls_of_this_thread();
+
 /// A group of the same ranks over Gloo, for what hosts tell each other beside their devices.
 ///
 /// \param group  that this library made.
