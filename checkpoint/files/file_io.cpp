@@ -106,8 +106,8 @@ void OutputFile::write(const void* data, size_t size) {
   }
 }
 
-FileSum OutputFile::finish() {
-  check_system(fsync(file_.get()) == 0, "write", path_);
+FileSum OutputFile::finish(WaitUntil state) {
+  if (state == WaitUntil::OnDisk) check_system(fsync(file_.get()) == 0, "write", path_);
   check_system(file_.reset(), "write", path_);
   return sum_;
 }
@@ -177,12 +177,13 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes) {
   return file.finish();
 }
 
-void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write) {
+void replace_file(
+    const std::string& path, const std::function<void(OutputFile&)>& write, WaitUntil state) {
   const auto part = path + ".part." + unique_suffix();
   try {
     OutputFile file(part);
     write(file);
-    file.finish();
+    file.finish(state);
     rename_path(part, path);
   } catch (...) {
     unlink(part.c_str());

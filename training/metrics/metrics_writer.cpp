@@ -163,7 +163,10 @@ void MetricsWriter::State::write_prometheus(const std::vector<MetricPoint>& poin
   const auto text = prometheus_text(latest);
   if (port) port->publish(text);
   if (prometheus_file.empty()) return;
-  replace_file(prometheus_file, [&](OutputFile& file) { file.write(text.data(), text.size()); });
+  // The next values replace it.
+  replace_file(
+      prometheus_file, [&](OutputFile& file) { file.write(text.data(), text.size()); },
+      WaitUntil::Written);
 }
 
 MetricsWriter::MetricsWriter(const MetricsTargets& targets) : state_(std::make_shared<State>()) {

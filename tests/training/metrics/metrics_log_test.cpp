@@ -3,9 +3,11 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,6 +29,18 @@
 #include "training/metrics/average_pace.h"
 
 #include "support/catch.h"
+
+namespace {
+
+std::atomic<int> waits_for_disk{0};
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" __attribute__((visibility("default"))) int fsync(int fd) {
+  ++waits_for_disk;
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace {
 
@@ -451,6 +465,21 @@ TEST_CASE("Prometheus' file and port have the latest values", "[training][ranks]
   CHECK(ports[0] > 0);
   CHECK(ports[1] == -1);
   CHECK(names_in(folder.path()) == std::vector<std::string>{"a.prom"});
+}
+
+TEST_CASE("writing values does not wait for a disk", "[training][ranks]") {
+  const TemporaryFolder folder;
+  const auto before = waits_for_disk.load();
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Metrics metrics(options_of(self)
+                        .tensorboard(folder.path())
+                        .jsonl(folder.file("a.jsonl"))
+                        .prometheus_file(folder.file("a.prom")));
+    for (int64_t step = 0; step < 3; ++step) metrics.add("loss", 1.0, step);
+    metrics.flush();
+  });
+  for (const auto& error : errors) CHECK(error == "");
+  CHECK(waits_for_disk == before);
 }
 
 TEST_CASE("an exception on a rank does not wait for the others", "[training][ranks][errors]") {

@@ -22,6 +22,12 @@ inline bool operator==(const FileSum& a, const FileSum& b) {
   return a.bytes == b.bytes && a.crc32c == b.crc32c;
 }
 
+/// Until when the end of a file's writing waits.
+enum class WaitUntil {
+  OnDisk,   // it outlives a loss of power; may take long while the disk is busy
+  Written,  // it outlives the process
+};
+
 /// A new file that is written from its front.
 class OutputFile {
  public:
@@ -32,8 +38,7 @@ class OutputFile {
 
   void write(const void* data, size_t size);
 
-  /// Returns once the file is on the disk.
-  FileSum finish();
+  FileSum finish(WaitUntil state = WaitUntil::OnDisk);
 
  private:
   std::string path_;
@@ -97,7 +102,9 @@ std::string unique_suffix();
 /// Writes a file that appears whole or not at all: under another name, and then renamed to `path`.
 ///
 /// \throws c10::Error, and the exceptions of `write`.
-void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
+void replace_file(
+    const std::string& path, const std::function<void(OutputFile&)>& write,
+    WaitUntil state = WaitUntil::OnDisk);
 
 /// A whole, small file.
 ///
