@@ -26,19 +26,16 @@
 namespace ddp::testing {
 namespace {
 
-constexpr int kPipeBytes = 1 << 20;  // the most that Linux allows by default
-
 struct Pipe {
   Fd read;
   Fd write;
 };
 
-Pipe make_pipe() {
+/// \param bytes  that can be written to it before somebody reads; 0: the system's default.
+Pipe make_pipe(int bytes = 0) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
-  // A test waits for one program while others write: a full pipe would stop them. LibTorch's store
-  // warns with a stack of 3 KB each time that it is called after its host ended.
-  ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);
+  if (bytes > 0) ::fcntl(ends[1], F_SETPIPE_SZ, bytes);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -136,8 +133,8 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
     : mark_(new_mark()), timeout_(options.timeout) {
   const int columns = options.terminal_columns;
   Pipe in = make_pipe();
-  Pipe out = columns > 0 ? make_terminal(columns) : make_pipe();
-  Pipe err = make_pipe();
+  Pipe out = columns > 0 ? make_terminal(columns) : make_pipe(options.pipe_bytes);
+  Pipe err = make_pipe(options.pipe_bytes);
   std::vector<char*> arguments;
   for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);

@@ -27,6 +27,7 @@ struct ProcessOptions {
   std::vector<std::string> environment;           // "NAME=value" to set, "NAME" to remove
   bool join_streams = false;                      // stderr into the same pipe as stdout, as 2>&1
   int terminal_columns = 0;                       // width of a terminal for its output; 0: a pipe
+  int pipe_bytes = 0;                             // that it can write before a read; 0: 64 KiB
   std::vector<int> ignored_signals;               // ignored from its start, as by nohup
   std::chrono::milliseconds timeout = kPatience;  // of wait()
 };
