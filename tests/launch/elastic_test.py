@@ -109,9 +109,11 @@ agents = []
 with tempfile.TemporaryDirectory(prefix="ddp-test-elastic-") as folder:
     try:
         first, second, third = Agent("first", hosts_rendezvous=True), Agent("second"), Agent("third")
-        wait_until("three ranks have saved", lambda: newest_checkpoint() >= 15)
+        wait_until("three ranks train", lambda: (worlds() or [(0, 0)])[-1][1] == 3)
+        of_three = newest_checkpoint() + 15
+        wait_until("three ranks have saved", lambda: newest_checkpoint() >= of_three)
         second.kill()
-        wait_until("two ranks go on", lambda: (worlds() or [(0, 0)])[-1][1] == 2)
+        wait_until("two ranks go on", lambda: worlds()[-1][1] == 2)
         saved = newest_checkpoint()
         wait_until("two ranks have saved", lambda: newest_checkpoint() > saved)
         fourth = Agent("fourth")
@@ -129,7 +131,7 @@ with tempfile.TemporaryDirectory(prefix="ddp-test-elastic-") as folder:
         three, two, again = (next((start for start in starts if start[1] == ranks), None) for ranks in (3, 2, 3))
         if again is None:
             fail(f"expected 3, 2 and 3 ranks, got (step, ranks) {worlds()}")
-        if three[0] >= 15 or not 15 <= two[0] < again[0]:
+        if not three[0] < of_three <= two[0] < again[0]:
             fail(f"expected each start to go on where the last one was, got {worlds()}")
         end = re.search(r"3 ranks ended equal, with y = (\S+) x \+ (\S+)", output)
         if end is None:
