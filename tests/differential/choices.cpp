@@ -684,6 +684,8 @@ const std::vector<Rule>& rules() {
       // A pretended rank gets as many bytes as its own batch, or its own part of a matrix, has.
       {"replay=*", "calls=listed", "", "rows=even"},
       {"optimizer=muon", "calls=listed", "", "mesh=none"},
+      {"optimizer=muon", "calls=listed", "", "training=!fsdp"},
+      {"layer=embedding_sparse", "calls=listed", "", "rows=even"},
       // What the documentation refuses.
       {"replay=*", "layer=sync_batch_norm", "expected a module that communicates nothing"},
       {"replay=*",
