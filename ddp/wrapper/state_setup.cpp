@@ -227,9 +227,8 @@ void State::check_inner_wrappers(const std::vector<NamedParameter>& parameters) 
     const auto* inner = dynamic_cast<const DistributedDataParallelBase*>(part.get());
     if (!inner) continue;
     const auto& other = *inner->state_;
-    const bool has_views =
-        options_.gradient_as_bucket_view() || other.options_.gradient_as_bucket_view();
-    const auto averaged = has_views ? other.tensors_.trained() : std::vector<NamedParameter>();
+    if (!options_.gradient_as_bucket_view() && !other.options_.gradient_as_bucket_view()) continue;
+    const auto averaged = other.tensors_.trained();
     for (const auto& p : parameters) {
       DDP_CHECK_VALUE(
           none_of(averaged, [&](const auto& theirs) { return theirs.tensor.is_same(p.tensor); }),

@@ -678,7 +678,7 @@ const std::vector<Rule>& rules() {
       {"schedule_of_rate=*", "exception=*"},
       // Ranks here are threads of one process, which share its generator.
       {"replay=*", "layer=dropout"},
-      // What looks like a wrong gradient, as its documentation says.
+      // A replay takes these for wrong gradients, as its documentation says.
       {"replay=*", "penalty=before|after"},
       {"replay=*", "unused=one_rank|by_step"},
       // A pretended rank gets as many bytes as its own batch, or its own part of a matrix, has.

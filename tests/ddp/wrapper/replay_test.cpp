@@ -402,7 +402,7 @@ TEST_CASE("another error of a pass takes its verdict along", "[ranks][ddp][vote]
       of_steps.push_back(error_of([&] {
         model->zero_grad();
         const bool is_faulty = step == 2 && self.rank == 1;
-        // Of the sign bit of an element.
+        // The sign bit of an element.
         fault = is_faulty ? Fault{Fault::In::Activation, 31} : Fault();
         fault.is_own = true;
         const auto y = model->forward(batch_of(self.rank, step));
